@@ -146,6 +146,12 @@ OFI = "NET/OFI Unable to find a protocol that worked. Failed initialization"
             ["TUNER/Plugin: Failed to load libnccl-tuner.so: undefined symbol: foo"],
             {},
         ),
+        (
+            "plugin_failed",
+            "NCCL_NET_PLUGIN=hpcx",
+            ["NCCL_NET_PLUGIN set by environment to hpcx", "NET/Plugin: Failed to find ncclNetPlugin symbol (>= v5)."],
+            {"hosts": 2, "between": GOOD},
+        ),
         ("plugin_failed", "SPCX", ["Failed to initialize NET plugin SPCX"], {"hosts": 2, "between": GOOD}),
         ("far_nic", "8 of 8 GPUs", [], {"hosts": 2, "between": GOOD}),
         (
@@ -184,6 +190,25 @@ def test_what_a_log_shows_is_its_conclusion_with_the_reason(tmp_path: Path, kind
             {"hosts": 2, "between": GOOD},
         ),
         (["NCCL_P2P_DISABLE set by environment to 0."], {}),
+        (
+            [
+                "NCCL_NET_PLUGIN set by environment to hpcx",
+                "NET/Plugin: Failed to find ncclNetPlugin_v8 symbol.",
+                "NET/Plugin: Loaded net plugin NCCL RDMA Plugin v7 (v7)",
+                "NET/Plugin: Failed to find ncclCollNetPlugin_v8 symbol.",
+                "Using network IBext_v7",
+            ],
+            {"hosts": 2, "between": "NET/IBext_v7/0/GDRDMA"},
+        ),
+        (
+            [
+                "NET/Plugin: Failed to find ncclNetPlugin symbol (>= v5). ncclNetPlugin symbols v4 and lower are not "
+                "supported.",
+                "TUNER/Plugin: Failed to find ncclTunerPlugin_v3 symbol, using internal tuner instead.",
+                IB,
+            ],
+            {"hosts": 2, "between": GOOD},
+        ),
         (
             [
                 "NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or directory No "

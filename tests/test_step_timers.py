@@ -107,7 +107,7 @@ def test_nemos_progress_lines(tmp_path: Path, line: str):
 
 
 def test_deepspeeds_wall_clock(tmp_path: Path):
-    head = "[2024-07-18 15:41:05,123] [INFO] [logging.py:96:log_dist] [Rank 0] "
+    head = "[2024-07-18 15:41:05,123] [INFO] [Rank 0] "
     text = ""
     for step in (99.0, 12.0, 14.0, 13.0):
         text += f"{head}time (ms) | fwd_microstep: 50.5 | bwd_microstep: 100.5 | step_microstep: {step}\n"
@@ -119,6 +119,26 @@ def test_deepspeeds_wall_clock(tmp_path: Path):
     assert read.step_time_s == pytest.approx(0.313)
     assert {part.name: part.most_s for part in read.parts}["bwd_allreduce"] == pytest.approx(0.05)
     assert read.rates == {"samples/s": 12.5}
+
+
+def test_deepspeeds_wall_clock_of_before_its_parts_were_shortened(tmp_path: Path):
+    """Behind a progress bar, whose own rate says something else."""
+    bar = "  3%|#    | {i}/345 [00:07<06:50,  1.23s/it][2023-06-21 07:39:09,625] [INFO] [Rank 0] "
+    line = "rank=0 time (ms) | forward: {f} | backward: 70.0 | backward_inner: 50.0 | step: 60.0"
+    text = "".join(bar.format(i=i) + line.format(f=f) + "\n" for i, f in enumerate((99.0, 30.0, 31.0, 32.0)))
+    read = told(tmp_path / "log", text)
+    assert (read.framework, read.steps, read.step_time_s) == ("DeepSpeed", 4, pytest.approx(0.161))
+
+
+def test_numbers_with_the_mean_of_the_run_behind_a_stroke(tmp_path: Path):
+    line = " iteration {i}/ 50 | elapsed time per iteration (ms): {ms}/1200.0 |"
+    line += " throughput per GPU (TFLOP/s/GPU): 600.0/590.0 |"
+    line += " tokens per GPU (tokens/s/GPU): 11000.0/10900.0 | lm loss: 1.1E+01 |\n"
+    text = "".join(line.format(i=i, ms=ms) for i, ms in ((4, 1500.0), (5, 1100.0), (6, 1100.0)))
+    read = told(tmp_path / "log", text)
+    assert read.step_time_s == pytest.approx(1.1)
+    assert read.rates["throughput per GPU (TFLOP/s/GPU)"] == 600.0
+    assert read.rates["tokens per GPU (tokens/s/GPU)"] == 11000.0
 
 
 def test_deepspeeds_flops_profiler(tmp_path: Path):

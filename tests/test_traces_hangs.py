@@ -348,6 +348,48 @@ def test_a_watchdogs_log_of_ranks_that_all_wait_says_so(tmp_path: Path):
     assert traces.read(path).faults[0].no_dump == [2]
 
 
+def pg_line(rank: int, group: int, work: int, enqueued: int, completed: int) -> str:
+    """PyTorch 2.5: the timeout names no group, the line after it does."""
+    head = (
+        f"[rank{rank}]:[E321 02:07:08.4 ProcessGroupNCCL.cpp:1664] [PG {group} Rank {rank}] Exception (either an error "
+    )
+    numbers = f"last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}"
+    return f"{head}or timeout) detected by watchdog at work: {work}, {numbers}.\n"
+
+
+def test_a_timeout_that_names_no_group_is_of_the_group_whose_numbers_hold_it(tmp_path: Path):
+    """Rank 3's own timeout is not in the log, only how far it is: it did call it."""
+    path = tmp_path / "job.log"
+    path.write_text(
+        "".join(
+            [*(timeout(rank, 1580) for rank in (0, 2, 4)), *(pg_line(r, 1, 1580, 1582, 1579) for r in (0, 2, 3, 4))]
+        )
+    )
+    (fault,) = traces.read(path).faults
+    assert (fault.cause, fault.group, fault.seq, fault.missing, fault.no_dump) == ("stuck_together", "1", 1580, [], [])
+    path.write_text(timeout(1, 5) + pg_line(1, 3, 5, 5, 4))
+    (fault,) = traces.read(path).faults
+    assert (fault.group, fault.no_dump, fault.look_at) == ("3", [], [])
+    assert "which other ranks are in the group is not told" in fault.text
+
+
+def test_a_timeout_that_a_terminal_has_cut_in_two_is_read(tmp_path: Path):
+    path = tmp_path / "job.log"
+    whole = "".join(timeout(rank, 4) for rank in (0, 1, 3))
+    path.write_text(whole.replace("OpType", "OpTy\npe"))
+    (fault,) = traces.read(path).faults
+    assert (fault.waiting, fault.no_dump) == ([0, 1, 3], [2])
+    assert "1000 in, 1000 out" in fault.text
+
+
+def test_a_timeout_of_a_release_that_numbers_no_calls_is_told(tmp_path: Path):
+    path = tmp_path / "job.log"
+    path.write_text(timeout(3, 9, "ALLGATHER").replace("SeqNum=9, ", ""))
+    told = traces.read(path)
+    assert told.faults == []
+    assert "rank 3: nccl:allgather did not end in time" in told.lines
+
+
 def test_the_command_prints_the_verdict_first(tmp_path: Path):
     hang(tmp_path, {rank: calls(entry(4, "scheduled" if rank == 2 else "started")) for rank in range(4)})
     done = CliRunner().invoke(cli, ["trace", str(tmp_path)])

@@ -233,6 +233,20 @@ def test_a_table_alone_tells_its_ranks_by_its_bus_bandwidth(tmp_path: Path, kind
     assert {(row.kind, row.ranks) for row in samples.rows} == {(kind, ranks)}
 
 
+def test_in_place_results_that_are_not_checked_tell_a_sendrecv_from_an_all_reduce_of_two(tmp_path: Path):
+    text = table("all_reduce", 2, in_place="N/A")
+    assert {(row.kind, row.ranks) for row in read(tmp_path / "log", text).rows} == {("sendrecv", 2)}
+    unchecked = text.replace(" 0 ", " N/A ")
+    assert len(read(tmp_path / "log", unchecked)) == 0
+
+
+def test_ranks_that_ran_alone_are_told(tmp_path: Path):
+    """nccl-tests built without MPI: every process of mpirun is a job of one rank."""
+    text = BANNER + "#   Rank  0 Pid 1 on a device  0 [0x00] V100\n" + NO_ROOT
+    text += "  8388608  2097152  float  sum  100.0  83.89  0.00  0e+00  1.0  8388  0.00  0e+00\n"
+    assert "built with MPI=1" in " ".join(read(tmp_path / "log", text).notes)
+
+
 def test_what_a_table_leaves_open_is_not_guessed(tmp_path: Path):
     open_kind = table("all_gather", 8).replace(" 0 ", " N/A ").replace(" 0\n", " N/A\n")
     assert set(read(tmp_path / "log", open_kind).skipped) == {

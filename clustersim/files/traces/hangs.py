@@ -144,7 +144,8 @@ def _fault(
     odd = _odd_ranks(here)
     if not waiting and not odd:
         return None
-    first = here[min(set(here) - set(odd) or here)]
+    usual = set(here) - set(odd) or set(here)
+    first = here[min(usual, key=lambda rank: (not here[rank].name, rank))]
     callers = sorted(here)
     text = f"group {group!r}, collective {seq}, {described(first)}: "
     tail = f"; no dump of {rank_list(unseen)}" if unseen else ""
@@ -183,6 +184,11 @@ def _alone_elsewhere(rank: int, group: str, dumps: Mapping[int, Dump]) -> bool:
     return bool(others) and all(other in waits and waits[other].group == group for other in others)
 
 
+def _unlisted(group: str, dumps: Mapping[int, Dump]) -> bool:
+    """Whether no dump says which ranks a group has."""
+    return len(_everybody(group, {}, dumps)) == 0
+
+
 def _some_started(here: Mapping[int, Call], waiting: Iterable[int]) -> bool:
     """Whether of those that called it some have started it, and others have not."""
     started = {here[rank].started for rank in waiting}
@@ -215,6 +221,10 @@ def _by_progress(
             f"look at {rank_list(waiting)}: its GPU (Xid errors in dmesg, nvidia-smi), its NIC and its process{late}"
         )
         return replace(bare, text=bare.text + verdict, cause="not_ended", look_at=waiting, advice=advice)
+    if len(here) == 1 and _unlisted(bare.group, dumps):
+        verdict = f"{rank_list(waiting)} called it and waits; which other ranks are in the group is not told here"
+        advice = f"look at the files of the group's other ranks: who of them has not called it{late}"
+        return replace(bare, text=bare.text + verdict, cause="no_dump", advice=advice)
     word = "started" if running else "called"
     verdict = f"all ranks {word} it and none ended it ({few(waiting, SHOWN)})"
     advice = (

@@ -44,7 +44,12 @@ _PLUGIN = re.compile(
     r"Failed to initialize NET plugin (\S+)|(NET/OFI|TUNER/Plugin|NET/Plugin|COLLNET/Plugin)\b.*?"
     r"(?:[Ff]ailed|[Uu]nable|[Ee]rror|not found|Could not find|No plugin found|undefined symbol|cannot open|Only EFA)"
 )
-_ABSENT = re.compile(r"Could not find|No plugin found|not found|cannot open shared object")
+_ABSENT = re.compile(
+    r"Could not find|No plugin found|not found|cannot open shared object|Failed to find nccl\w+ symbol"
+)
+_SYMBOL = re.compile(r"Failed to find nccl\w+ symbol")
+"""Of the interfaces that a library may have, one that is asked for before an older one; none is no failure, either."""
+_LOADED = re.compile(r"Loaded (?:net|coll(?:net)?|tuner) plugin|[RP]2P plugin (?:v\d+ )?\w+")
 _NEEDED = re.compile(r"([^\s=:]+\.so[\w.]*): cannot open shared object")
 _NET = re.compile(r"Using network (.+?)\s*$|Initialized NET plugin (\S+)|Assigned NET plugin (\S+) to comm")
 _VERBS = re.compile(r"(?:Could not open|Failed to open|[Uu]nable to open) (libibverbs\S*)")
@@ -81,6 +86,7 @@ class Evidence:
     plugins: dict[str, None] = field(default_factory=dict)
     networks: dict[str, None] = field(default_factory=dict)
     no_nvls: bool = False
+    loaded: bool = False
     ports_down: dict[str, None] = field(default_factory=dict)
     given_up: dict[str, None] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
@@ -137,6 +143,7 @@ class Evidence:
         self.no_device = self.no_device or "NET/IB : No device found" in line
         if match := _VERBS.search(line):
             self.no_verbs = short(match[1])
+        self.loaded = self.loaded or _LOADED.search(line) is not None
         if _PLUGIN.search(line):
             self.plugins[short(line.partition(" NCCL ")[2].partition(" ")[2].strip())] = None
         if match := _NET.search(line):
@@ -408,6 +415,8 @@ def _plugins(evidence: Evidence) -> Iterator[Cause]:
     asked = [name for name in ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_NET") if name in evidence.env]
     for line in evidence.plugins:
         absent = _ABSENT.search(line) and not _is_broken(line)
+        if _SYMBOL.search(line) and evidence.loaded:
+            continue  # it has an older interface
         builtin = re.search(r"Failed to initialize NET plugin (?:IB|Socket)$", line)
         wanted = any(evidence.env[name].lower() not in ("none", "ib", "socket") for name in asked)
         if builtin or (absent and not wanted):

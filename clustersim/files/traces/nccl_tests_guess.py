@@ -2,7 +2,8 @@
 
 A table prints two bandwidths whose ratio is the collective's bus factor (nccl-tests doc/PERFORMANCE.md), with two
 decimals: small rows say little, so the whole table is one witness. What it reduces, its root, and whether in-place
-results are checked (an all_to_all's are not) tell the rest; what they leave open stays unknown.
+results are checked (an all_to_all's and a sendrecv's are not; the latter's rows name an operation all the same) tell
+the rest; what they leave open stays unknown.
 """
 
 from __future__ import annotations
@@ -56,10 +57,13 @@ def _kinds(rows: Sequence[Cells]) -> list[str]:
     rooted = _whole(row.get("root", ["-1"])[0]) >= 0
     if rooted:
         return ["reduce"] if reduces else ["broadcast"]
-    if reduces:
-        return ["all_reduce", "reduce_scatter"]
     checks = [word for cells in rows for word in cells.get("#wrong", cells.get("error", []))[:1]]
     in_place = [word for cells in rows for word in cells.get("#wrong", cells.get("error", []))[1:]]
+    if reduces and in_place and all(word == "N/A" for word in in_place) and "N/A" not in checks:
+        return ["sendrecv"]
+    if reduces:
+        unchecked = not in_place or "N/A" in checks
+        return ["all_reduce", "reduce_scatter", *(["sendrecv"] if unchecked else [])]
     if not in_place or "N/A" in checks:
         return []
     return ["all_to_all"] if all(word == "N/A" for word in in_place) else ["all_gather"]

@@ -179,6 +179,9 @@ def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, 
         if counted:
             notes.append(f"{path}: the log does not list its ranks: {counted}, by the bus bandwidth")
             ranks = counted
+    if rows and ranks == 1:
+        alone = f"{path}: one rank ran alone, so nothing went from GPU to GPU"
+        notes.append(f"{alone}; a launcher that starts several needs nccl-tests built with MPI=1")
     for row in rows:
         kind = row.kind or (guess.kind if guess is not None else None)
         _keep(row, kind, (guess.ranks if guess is not None else ranks, nodes), run, sieve, path)

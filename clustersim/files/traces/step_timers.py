@@ -27,7 +27,8 @@ from clustersim.files.traces.told import LoggedPart, TrainingLog
 
 _NUMBER = r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?"
 _ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*\d+\s*\|(.*)")
-_FIELD = re.compile(rf"\s*([^|:]+?(?:\([^)]*\))?)\s*:\s*({_NUMBER})\s*$")
+_FIELD = re.compile(rf"\s*([^|:]+?(?:\([^)]*\))?)\s*:\s*({_NUMBER})(?:/{_NUMBER})?\s*$")
+"""A name and a number; behind a stroke, in Primus, the mean of the run."""
 _ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\)\s*:\s*({_NUMBER})")
 _TIMERS = re.compile(r"(?:\(min, max\) |max |min |)times? across ranks \((ms|s)\)\s*:")
 _TIMER = re.compile(rf"^\s*([A-Za-z][\w/ -]*?)\s*\.{{2,}}\s*:\s*(?:\(({_NUMBER}),\s*({_NUMBER})\)|({_NUMBER}))\s*$")
@@ -46,6 +47,8 @@ _PROFILED = re.compile(rf"^\s*(samples/second|[A-Za-z+ ]*FLOPS per GPU[^:]*):\s*
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _LETTERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _SCALES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_OF_A_STEP = ({"fwd", "bwd", "step"}, {"forward", "backward", "step"})
+"""DeepSpeed's parts that make a step, by their names since 0.9.3 and before."""
 _WANTED = (
     r"\s{2,}[A-Za-z](?:[\w/-]| (?! ))*\.{2,}\s*:"
     r"|\s*(?:rank\s+\d+\s*:|(?:fwd|bwd|fwd\+bwd|step|iter) latency:|samples/second:)"
@@ -141,7 +144,7 @@ def _iteration(number: int, rest: str, collected: Collected) -> None:
         collected.steps.append((number, _number(match[2]) * _UNITS[match[1]]))
     for part in rest.split("|"):
         match = _FIELD.match(part)
-        if match and re.search(r"throughput|TFLOP|samples per second|tokens per gpu", match[1]):
+        if match and re.search(r"throughput|TFLOP|samples per second|tokens per gpu", match[1], re.I):
             collected.rates[match[1].strip()].append(_number(match[2]))
 
 
@@ -159,9 +162,10 @@ def _of_nanotron(number: int, rest: str, collected: Collected) -> None:
 def _wall_clock(rest: str, collected: Collected) -> None:
     """Milliseconds of parts on one line: DeepSpeed's, and those of older releases of Megatron-LM."""
     parts = {m[1].strip(): _number(m[2]) * 1e-3 for m in map(_FIELD.match, rest.split("|")) if m}
-    if {"fwd", "bwd", "step"} <= parts.keys() and not collected.framework.startswith("Megatron"):
+    whole = next((names for names in _OF_A_STEP if parts.keys() >= names), None)
+    if whole and not collected.framework.startswith("Megatron"):
         collected.framework = "DeepSpeed"
-        collected.steps.append((len(collected.steps), parts["fwd"] + parts["bwd"] + parts["step"]))
+        collected.steps.append((len(collected.steps), sum(parts[name] for name in whole)))
     for name, seconds in parts.items():
         collected.parts[name].append((seconds, seconds))
 

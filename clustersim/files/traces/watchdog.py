@@ -1,6 +1,6 @@
 """What PyTorch's watchdog of NCCL writes before it ends a job: which collective of which rank did not end in time.
 
-Lines of ProcessGroupNCCL of 2.1 to 2.13: the work that timed out (``WorkNCCL(SeqNum=4, OpType=ALLREDUCE, ...)``), what
+Lines of ProcessGroupNCCL of 1.8 to 2.13: the work that timed out (``WorkNCCL(SeqNum=4, OpType=ALLREDUCE, ...)``), what
 the rank had last enqueued and completed, and from which rank a signal to dump came. Who is behind follows as it does
 from Flight Recorder's dumps, though of fewer facts. The block in which torchrun says which process ended first is read
 from the same log.
@@ -9,8 +9,8 @@ from the same log.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,14 +23,17 @@ from clustersim.files.traces.told import HangReport, ProcessExit
 
 _WORK = re.compile(
     r"(?:PG (?:ID )?(?P<pg>\d+)[^\]]*?(?:\((?P<about>[^)]*)\))? )?Rank (?P<rank>\d{1,9})\][^\n]*?"
-    r"(?:Work\w*)\(SeqNum=(?P<seq>\d{1,18}), OpType=(?P<name>\w+)(?P<rest>[^)]*)\)?"
+    r"(?:Work\w*)\((?:SeqNum=(?P<seq>\d{1,18}), )?OpType=(?P<name>\w+)(?P<rest>(?:[^()]|\(ms\))*)\)?"
 )
+_WRAPPED = re.compile(r"(Work\w{0,20}\((?:[^()\n]|\(ms\)){0,300})\n((?:[^()\n]|\(ms\)){0,300}\) ran for)")
+"""A work that a terminal or an editor has cut in two."""
 _NUMEL = re.compile(r"Numel(In|Out)=(\d{1,18})")
 _TIMEOUT = re.compile(r"Timeout\(ms\)=(\d{1,15})")
 _PROGRESS = re.compile(
     r"(?:PG (?:ID )?(?P<pg>\d+)[^\]]*?(?:\((?P<about>[^)]*)\))? )?Rank (?P<rank>\d{1,9})\][^\n]*?"
     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"
 )
+_AT = re.compile(r"detected by watchdog at work(?: sequence id)?: (\d{1,18})")
 _SIGNAL = re.compile(r"Rank (\d{1,9})\][^\n]*?(?:dump signal|signal)[^\n]*? from(?: global)? rank (\d{1,9})")
 _STUCK = re.compile(r"Rank (\d{1,9})\][^\n]*?(?:watchdog|monitor)[^\n]*?(?:got stuck|stuck) for (\d+) seconds", re.I)
 _KNOWN = re.compile(
@@ -44,6 +47,7 @@ _EXIT = re.compile(
 )
 MESSAGES = ("send", "recv", "coalesced")
 """Calls of which these lines do not say to whom: they are compared with no other rank's."""
+_DEFAULT = "0 default_pg"
 _FIRST = "Root Cause (first observed failure):"
 
 
@@ -51,6 +55,19 @@ _FIRST = "Root Cause (first observed failure):"
 class _Place:
     rank: int
     group: str
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """How far a rank is in a group: the numbers of its calls, ``at`` that of the one that timed out, 0 untold."""
+
+    enqueued: int
+    completed: int
+    at: int = 0
+
+    def pending(self, seq: int) -> bool:
+        """Whether a call of this number may be one that has not ended."""
+        return self.completed < seq <= self.enqueued
 
 
 def sniff(head: Head) -> Likeness:
@@ -61,35 +78,42 @@ def sniff(head: Head) -> Likeness:
 def read(paths: Sequence[Path]) -> HangReport:
     """Why the ranks of these logs wait. Raises :class:`TraceError` for logs without a line of the watchdog."""
     calls: dict[_Place, Call] = {}
-    completed: dict[_Place, int] = {}
+    progress: dict[_Place, _Progress] = {}
+    unnumbered: dict[str, None] = {}
     notes: dict[str, None] = {}
     told_to_dump: set[int] = set()
-    texts = [files.log(path) for path in paths]
+    texts = [_WRAPPED.sub(r"\1\2", files.log(path)) for path in paths]
     exits = [ended for text in texts for ended in _exits(text)]
     for line in (line for text in texts for line in text.splitlines()):
-        if (match := _WORK.search(line)) and "imeout" in line:
-            place = _Place(int(match["rank"]), _group(match))
-            call = _call(match, line, place.group)
+        if (match := _WORK.search(line)) and "imeout" in line and match["seq"] is None:
+            unnumbered[f"rank {match['rank']}: nccl:{match['name'].lower()} did not end in time"] = None
+        elif match and "imeout" in line:
+            place = _Place(int(match["rank"]), _group(match) if match["pg"] else "")
+            call = _call(match, place.group)
             before = calls.get(place)
-            if before is None or not before.name or call.seq < before.seq:  # the first that did not end holds up others
+            if before is None or call.seq < before.seq:  # the first that did not end holds up others
                 calls[place] = call
         if match := _PROGRESS.search(line):
-            place = _Place(int(match["rank"]), _group(match))
-            completed[place] = int(match["completed"])
-            enqueued = int(match["enqueued"])
-            done = int(match["completed"]) >= enqueued
-            calls.setdefault(place, Call(place.group, enqueued, "", "", "", done, ""))
+            at = _AT.search(line)
+            counts = _Progress(int(match["enqueued"]), int(match["completed"]), int(at[1]) if at else 0)
+            progress[_Place(int(match["rank"]), _group(match))] = counts
         if match := _SIGNAL.search(line):
             told_to_dump.add(int(match[1]))
             notes[f"rank {match[2]} timed out first: it told rank {match[1]} to dump"] = None
         if match := _STUCK.search(line):
             notes[f"rank {match[1]}: its watchdog itself was stuck for {match[2]} s: a call of CUDA or NCCL"] = None
-    if not (calls or exits or told_to_dump):
+    calls = _with_groups(calls, progress)
+    for place, counts in progress.items():
+        calls.setdefault(place, _unnamed(place.group, counts))
+    if not (calls or exits or told_to_dump or unnumbered):
         raise TraceError(f"{paths[0]}: no line of PyTorch's watchdog (a collective's timeout, last enqueued work)")
+    if unnumbered:
+        notes |= unnumbered
+        notes["this release of PyTorch does not number its calls: who is behind cannot be told from them"] = None
     for ended in exits:
         first = ", the first of its machine" if ended.first else ""
         notes[f"rank {ended.rank} on {ended.host} ended with exit code {ended.code}{first}"] = None
-    dumps = {rank: Dump(tuple(_recorded(rank, calls, completed))) for rank in sorted({p.rank for p in calls})}
+    dumps = {rank: Dump(tuple(_recorded(rank, calls, progress))) for rank in sorted({p.rank for p in calls})}
     hang = explained(", ".join(map(str, paths)), dumps, Counter())
     lines = [*(hang.lines if calls else []), *notes]
     return HangReport(
@@ -107,10 +131,41 @@ def _exits(text: str) -> Iterator[ProcessExit]:
 
 def _group(match: re.Match[str]) -> str:
     """As Flight Recorder calls it; a log that does not say is of the default group."""
-    return f"{match['pg'] or '0'} {match['about'] or ('default_pg' if (match['pg'] or '0') == '0' else '')}".strip()
+    if (match["pg"] or "0") == "0" and not match["about"]:
+        return _DEFAULT
+    return f"{match['pg'] or '0'} {match['about'] or ''}".strip()
 
 
-def _call(match: re.Match[str], line: str, group: str) -> Call:
+def _with_groups(calls: Mapping[_Place, Call], progress: Mapping[_Place, _Progress]) -> dict[_Place, Call]:
+    """Calls of lines that name no group, in the group whose numbers on that rank hold them, else in that of another
+    rank's same call; what no line tells is of the default group."""
+    found = {place: _groups_of(place.rank, call.seq, progress) for place, call in calls.items() if not place.group}
+    likely: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for place, groups in found.items():
+        likely[calls[place].seq, calls[place].name].update(groups if len(groups) == 1 else ())
+    grouped = {place: call for place, call in calls.items() if place.group}
+    for place, groups in found.items():
+        call = calls[place]
+        groups = groups or likely[call.seq, call.name]
+        group = next(iter(groups)) if len(groups) == 1 else _DEFAULT
+        grouped.setdefault(_Place(place.rank, group), replace(call, group=group))
+    return grouped
+
+
+def _groups_of(rank: int, seq: int, progress: Mapping[_Place, _Progress]) -> set[str]:
+    own = {place.group: counts for place, counts in progress.items() if place.rank == rank}
+    exact = {group for group, counts in own.items() if counts.at == seq}
+    return exact or {group for group, counts in own.items() if counts.pending(seq)}
+
+
+def _unnamed(group: str, counts: _Progress) -> Call:
+    """The first call of a rank that has not ended, or the last one where all have."""
+    if counts.completed >= counts.enqueued:
+        return Call(group, counts.enqueued, "", "", "", True, "")
+    return Call(group, counts.at if counts.pending(counts.at) else max(counts.completed, 0) + 1, "", "", "", False, "")
+
+
+def _call(match: re.Match[str], group: str) -> Call:
     numbers = dict(_NUMEL.findall(match["rest"]))
     timeout = _TIMEOUT.search(match["rest"])
     sizes = ", ".join(f"{count} {way.lower()}" for way, count in numbers.items())
@@ -128,12 +183,12 @@ def _call(match: re.Match[str], line: str, group: str) -> Call:
     )
 
 
-def _recorded(rank: int, calls: dict[_Place, Call], completed: dict[_Place, int]) -> Iterator[Call]:
+def _recorded(rank: int, calls: Mapping[_Place, Call], progress: Mapping[_Place, _Progress]) -> Iterator[Call]:
     """What a rank called, by the group; what it had completed before is told by number alone."""
     for place, call in calls.items():
         if place.rank != rank or call.kind in MESSAGES:
             continue
-        ended = completed.get(place, 0)
+        ended = progress[place].completed if place in progress else 0
         if 0 < ended < call.seq:
             yield replace(call, seq=ended, name="", done=True)
         yield call
