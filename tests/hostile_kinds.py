@@ -43,6 +43,8 @@ from hostile_found import found_kinds
 from hostile_launch import launch_files, machine_kinds, page_kinds
 from hostile_values import NASTY, damaged, documents, json_file, tables, toml_file
 from hypothesis import strategies as st
+from test_traces_nsys_csv import SUMS
+from test_traces_nsys_csv import TRACE as GPU_TRACE
 
 SETS = st.tuples(
     st.sampled_from(
@@ -229,6 +231,8 @@ def _measured() -> dict[str, Kind]:
         ),
         **{name: Kind(name, spreadsheet(text), folder, lambda: pipeline) for name, text in pipeline.items()},
         "nsys": Kind("p.sqlite", damaged(st.builds(nsys, NASTY, NASTY)), TRACES),
+        "nsys csv": Kind("t.csv", spreadsheet(GPU_TRACE.encode()), TRACES),
+        "nsys sums": Kind("t.csv", spreadsheet(SUMS.encode()), ("trace {} --json",)),
         "log": Kind("nccl.log", damaged(st.just(LOG.encode())), ("trace {} --json", "validate nccl {}")),
         "comms": Kind("comms.log", damaged(st.just(COMMS)), ("trace {} --json",)),
         "captured": Kind(

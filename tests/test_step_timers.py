@@ -107,7 +107,7 @@ def test_nemos_progress_lines(tmp_path: Path, line: str):
 
 
 def test_deepspeeds_wall_clock(tmp_path: Path):
-    head = "[2024-07-18 15:41:05,123] [INFO] [Rank 0] "
+    head = "[2024-07-18 15:41:05,123] [INFO] [logging.py:96:log_dist] [Rank 0] "
     text = ""
     for step in (99.0, 12.0, 14.0, 13.0):
         text += f"{head}time (ms) | fwd_microstep: 50.5 | bwd_microstep: 100.5 | step_microstep: {step}\n"

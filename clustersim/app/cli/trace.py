@@ -62,10 +62,11 @@ class TraceSteps(msgspec.Struct, frozen=True):
 @json_option
 def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | None, pins: bool, as_json: bool) -> None:
     """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them, with execution
-    traces of the same steps where there are some), Nsight Systems sqlite exports, the folder of a pipeline's ops.csv
-    and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed comms logs, JSON lines of the NCCL inspector and of
-    rccl-tests, NCCL_DEBUG=INFO logs, step times that Megatron-LM, torchtitan, DeepSpeed and TensorBoard log, and of a
-    run that hangs Flight Recorder dumps or the log of PyTorch's watchdog (who is missing at which collective)."""
+    traces of the same steps where there are some), Nsight Systems exports (sqlite, or CSV), the folder of a pipeline's
+    ops.csv and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed comms logs, JSON lines of the NCCL
+    inspector and of rccl-tests, NCCL_DEBUG=INFO logs, step times that Megatron-LM, torchtitan, DeepSpeed and
+    TensorBoard log, and of a run that hangs Flight Recorder dumps or the log of PyTorch's watchdog (who is missing at
+    which collective)."""
     from clustersim.app.cli.replay import is_chakra
     from clustersim.calibrate import beside_machine
     from clustersim.collectives import fitted as fitting

@@ -25,6 +25,7 @@ from clustersim.files.traces import (
     nccl_debug,
     nccl_tests_log,
     nsys,
+    nsys_csv,
     pftrace,
     pipeline_csv,
     saved,
@@ -99,6 +100,13 @@ _ROWS = (
         "`nsys export --type sqlite`",
         sniff=nsys.sniff,
         read=nsys.read,
+    ),
+    Format(
+        "nsys_csv",
+        "Nsight Systems CSV report",
+        "`nsys stats --report cuda_gpu_trace --format csv`, or cuda_gpu_kern_sum, of 2020 to 2026",
+        sniff=nsys_csv.sniff,
+        read=nsys_csv.read,
     ),
     Format(
         "tensorboard",

@@ -217,5 +217,23 @@ class Cabling(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     skipped: Mapping[str, int] = {}
 
 
-Told: TypeAlias = NcclLog | HangReport | TrainingLog | LinkCounters | Cabling
+class KernelSum(msgspec.Struct, frozen=True):
+    """A kernel by its ``name``: how often it ran, and for how long in all [s]."""
+
+    name: str
+    count: int
+    total_s: float
+
+
+class KernelSums(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
+    """How long the kernels of a run took, all devices together, the longest first; ``lines`` : for people. ``skipped``
+    : what was left out, reason -> how many."""
+
+    source: str
+    lines: list[str]
+    kernels: list[KernelSum]
+    skipped: Mapping[str, int] = {}
+
+
+Told: TypeAlias = NcclLog | HangReport | TrainingLog | LinkCounters | Cabling | KernelSums
 """What a log tells."""

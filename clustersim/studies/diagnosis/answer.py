@@ -14,7 +14,7 @@ from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.files import traces
 from clustersim.files.traces import Samples, files
-from clustersim.files.traces.told import Cabling, HangReport, LinkCounters, NcclLog, TrainingLog
+from clustersim.files.traces.told import Cabling, HangReport, KernelSums, LinkCounters, NcclLog, TrainingLog
 from clustersim.studies.diagnosis import benchmark_findings, hang_findings, log_findings, profile_findings
 from clustersim.studies.diagnosis.suspects import (
     HANGING,
@@ -33,7 +33,7 @@ CONFIDENT = 0.8
 """Share of all likelihood from which an answer is called confident."""
 LISTED = 5
 """Suspects in an answer."""
-Read: TypeAlias = Timeline | Samples | NcclLog | HangReport | TrainingLog | LinkCounters | Cabling
+Read: TypeAlias = Timeline | Samples | NcclLog | HangReport | TrainingLog | LinkCounters | Cabling | KernelSums
 ReadFile: TypeAlias = tuple[str, Read]
 """A format's name, and what its reader says of files of it."""
 ALONE = ("step_timers", "nccl_tests", "nccl_tests_json")
@@ -279,7 +279,7 @@ def _findings(kind: str, answer: Read, suspects: Sequence[Suspect], site: Site) 
         yield from log_findings.of_gpus(answer, suspects, site)
     elif isinstance(answer, Cabling):
         yield from log_findings.of_cabling(answer, suspects)
-    elif kind == "json_lines":
+    elif kind == "json_lines" and not isinstance(answer, KernelSums):
         yield from benchmark_findings.of_inspector(answer, suspects, site)
 
 
