@@ -156,10 +156,10 @@ def _timeline(traced: dict[Path, list[_Table]]) -> Timeline:
         trace.seen = [_of_group(seen, rank, len(traces)) for seen in trace.seen]
         if trace.seen:
             trace.skipped[_UNTOLD] += 1
-        if cut := sum(len(table.cut) for table in traced[Path(trace.source)]):
-            trace.skipped[_CUT] += cut
         if len(traced) > 1:
             trace.skipped["the clock of a report: each file counts from its own start"] += 1
+    if cut := sum(len(table.cut) for tables in traced.values() for table in tables):
+        traces[0].skipped[_CUT] = cut
     return join(traces, ", ".join(map(str, traced)))
 
 
