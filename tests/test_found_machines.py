@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from clustersim.cluster import files as fabrics
+from clustersim.cluster.files.check import check
 from clustersim.cluster.files.nccl_xml import topology_text
 from clustersim.core.errors import TopologyError
 
@@ -293,3 +294,38 @@ def test_a_map_of_the_network_is_no_machine(tmp_path: Path):
     text = '#\n# Topology file: generated on Tue Jan  2 2024\n#\nswitchguid=0xb8ce(b8ce)\nSwitch\t41 "S-b8ce"\n'
     with pytest.raises(TopologyError, match=r"is of ibnetdiscover.*\[fabric\]"):
         made(tmp_path, text)
+
+
+BESIDE = {
+    "table": "|   0  {gpu}          On  |   00000000:19:00.0 Off |                    0 |\n",
+    "list": "GPU 0: {gpu} (UUID: GPU-1)\n",
+    "collect_env": "GPU models and configuration: \nGPU 0: {gpu}\nGPU 1: {gpu}\n",
+    "csv": "index, name, memory.total [MiB]\n0, {gpu}, 81559 MiB\n",
+}
+
+
+@pytest.mark.parametrize("how", BESIDE)
+def test_what_nvidia_smi_prints_beside_the_matrix_names_the_gpu(tmp_path: Path, how: str):
+    text = BESIDE[how] + "\n" + matrix(8, lambda i, j: "NV18")
+    machine = made(tmp_path, text.replace("{gpu}", "NVIDIA H100 80GB HBM3"), gpu=None)
+    assert {kind.device for kind in machine.node_types} == {"H100-SXM5-80GB"}
+    with pytest.raises(TopologyError, match=r"beside the matrix stand the GPUs NVIDIA A100-SXM\.\.\.; say --gpu"):
+        made(tmp_path, text.replace("{gpu}", "NVIDIA A100-SXM..."), gpu=None)
+    with pytest.raises(TopologyError, match="does not say which GPUs these are; say --gpu"):
+        made(tmp_path, matrix(8, lambda i, j: "NV18"), gpu=None)
+
+
+@pytest.mark.parametrize(
+    ("word", "warned"),
+    [
+        (lambda i, j: "NV16" if 3 in (i, j) else "NV18", True),
+        (lambda i, j: "NV18", False),
+        (lambda i, j: "NV10" if i // 2 == j // 2 == 1 else paired(i, j), True),
+        (paired, False),
+        (lambda i, j: "NV1" if i + j == 7 else "NV2" if abs(i - j) == 1 else "SYS", False),  # a mesh
+    ],
+)
+def test_a_gpu_with_fewer_nvlinks_than_its_neighbours_is_told(tmp_path: Path, word, warned: bool):
+    gpu = "H100-SXM5-80GB" if "NV18" in (word(0, 1), word(4, 5)) else "H100-NVL"
+    warnings = check(made(tmp_path, matrix(8, word), gpu=gpu)).warnings
+    assert any("is a link down" in line for line in warnings) == warned

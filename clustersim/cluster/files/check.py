@@ -209,6 +209,28 @@ def _odd_nics(topology: Topology) -> Iterator[str]:
                 return  # nodes are mostly alike
 
 
+def _odd_nvlinks(topology: Topology) -> Iterator[str]:
+    """GPUs with fewer NVLinks than others of their node, where all end at switches or each joins one other: meshes of
+    direct links are uneven by design."""
+    wired = np.array([kind == "nvlink" for kind in topology.link_kinds], dtype=bool)
+    out = np.flatnonzero(wired & np.isin(topology.link_src, topology.gpus))
+    ends = np.unique(np.column_stack([topology.link_src[out], topology.link_dst[out]]), axis=0)
+    direct = ends[[topology.vertex_kinds[end] == GPU for end in ends[:, 1].tolist()]]
+    if len(np.unique(direct[:, 0])) < len(direct):
+        return
+    size = len(topology.vertex_names)
+    rates = np.round(np.bincount(topology.link_src[out], weights=topology.reported_bandwidth[out], minlength=size))
+    for node in np.unique(topology.vertex_node[topology.gpus]).tolist():
+        here = topology.gpus[topology.vertex_node[topology.gpus] == node]
+        most, least = float(rates[here].max()), float(rates[here].min())
+        if least < most:
+            yield (
+                f"{_some(topology, here[rates[here] < most])}: {format_bandwidth(least)} of NVLink, and other GPUs of "
+                f"the node have {format_bandwidth(most)}; is a link down (nvidia-smi nvlink -s)?"
+            )
+            return  # nodes are mostly alike
+
+
 def _hidden(topology: Topology) -> Iterator[str]:
     """Parts that a change makes slower than they say."""
     if topology.hidden_factor is None:
@@ -263,6 +285,7 @@ _LOOKS = (
     _isolated,
     _slots,
     _odd_nics,
+    _odd_nvlinks,
     _hidden,
     _slow_switches,
     _assumed,

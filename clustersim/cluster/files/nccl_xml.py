@@ -130,6 +130,7 @@ def topology_text(path: Path | Sequence[Path], gpu: str | None = None, nics: tup
     text = texts.text_of(machine, TopologyError)
     gpu = gpu or also.gpu
     if smi_topo.is_matrix(text):
+        gpu = gpu or smi_topo.named_gpu(text, machine)
         document = smi_topo.system(text, machine, gpu)
     elif rocm_topo.is_report(text):
         document = rocm_topo.system(text, machine, gpu, nics[0] if nics else 0)

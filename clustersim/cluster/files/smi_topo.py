@@ -1,8 +1,9 @@
 """A machine as ``nvidia-smi topo -m`` draws it, as the tree that NCCL dumps of it, so that one reader makes the file.
 
 The matrix says how many NVLinks join two GPUs, and how near a GPU and a NIC are: PIX and PXB below the same PCIe
-switches, NODE and PHB on one NUMA node, SYS across. It does not say which GPU it is, nor any rate: ``--gpu`` does, PCIe
-is of the GPU's generation with 16 lanes; rates of NICs are asked for, or those of the shipped machine, as said.
+switches, NODE and PHB on one NUMA node, SYS across. It does not say which GPU it is, nor any rate: ``--gpu`` does, or what
+nvidia-smi printed beside it; PCIe is of the GPU's generation with 16 lanes; rates of NICs are asked for, or those of
+the shipped machine, as said.
 """
 
 from __future__ import annotations
@@ -14,13 +15,20 @@ from itertools import pairwise
 from pathlib import Path
 
 from clustersim.core.device import Device, device
-from clustersim.core.errors import TopologyError
+from clustersim.core.errors import TopologyError, few
 from clustersim.core.texts import short
 
 _STYLE = re.compile(r"\x1b?\[\d{1,2}(?:;\d{1,2})*m")
 """A terminal's marks; where a page was copied from, without their first character."""
 _HEAD = re.compile(r"^[ \t]*GPU0[ \t]+(?=[^\n]*(?:\bCPU[ \t]+Affinity|\n[ \t]*GPU0[ \t]+X\b))", re.MULTILINE)
 _LEGEND = re.compile(r"^[ \t]*(NIC\d+):[ \t]*([\w.-]+)[ \t]*$", re.MULTILINE)
+_NAMED = re.compile(
+    r"^[ \t]*\|[ \t]+\d+[ \t]+((?:NVIDIA|Tesla|Quadro|GeForce|TITAN) [^|\n]{1,60}?)[ \t]+(?:On|Off|N/A)[ \t]*\|"
+    r"|^[ \t]*GPU \d+:[ \t]*((?:NVIDIA|Tesla|Quadro|GeForce|TITAN) [^(\n]{1,60}?)[ \t]*(?:\(UUID|$)"
+    r"|^[ \t]*\d+, ((?:NVIDIA|Tesla|Quadro|GeForce|TITAN) [^,\n]{1,60})(?:,|$)",
+    re.MULTILINE,
+)
+"""A GPU's name in nvidia-smi's table, in its list (-L, collect_env of PyTorch and vLLM), and in its CSV."""
 _NEAR = ({"PIX"}, {"PIX", "PXB"})
 """Below one switch; below switches that one above them joins."""
 _WORDS = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
@@ -36,10 +44,8 @@ def is_matrix(text: str) -> bool:
     return _HEAD.search(_plain(text)) is not None
 
 
-def system(text: str, path: Path, gpu: str | None) -> ET.Element:
+def system(text: str, path: Path, gpu: str) -> ET.Element:
     """The machine as NCCL would dump it. Raises :class:`TopologyError` for a matrix that is not whole."""
-    if gpu is None:
-        raise TopologyError(f"{path}: nvidia-smi topo -m does not say which GPUs these are; say --gpu")
     matrix, numa = _matrix(text, path)
     names = dict(_LEGEND.findall(_plain(text)))
     kind = device(gpu)
@@ -63,6 +69,18 @@ def system(text: str, path: Path, gpu: str | None) -> ET.Element:
         _part(above, name, row, kind, names.get(name, name))
     root.extend(cpus.values())
     return root
+
+
+def named_gpu(text: str, path: Path) -> str:
+    """The GPU that nvidia-smi's table or list, printed beside the matrix, names. Raises :class:`TopologyError`."""
+    told = list(
+        dict.fromkeys(name.strip() for match in _NAMED.finditer(_plain(text)) for name in match.groups() if name)
+    )
+    if not told:
+        raise TopologyError(f"{path}: nvidia-smi topo -m does not say which GPUs these are; say --gpu")
+    if len(told) > 1 or told[0].endswith("..."):
+        raise TopologyError(f"{path}: beside the matrix stand the GPUs {few(map(short, told), 3)}; say --gpu")
+    return told[0]
 
 
 def _plain(text: str) -> str:
