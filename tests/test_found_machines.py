@@ -311,6 +311,8 @@ def test_what_nvidia_smi_prints_beside_the_matrix_names_the_gpu(tmp_path: Path, 
     assert {kind.device for kind in machine.node_types} == {"H100-SXM5-80GB"}
     with pytest.raises(TopologyError, match=r"beside the matrix stand the GPUs NVIDIA A100-SXM\.\.\.; say --gpu"):
         made(tmp_path, text.replace("{gpu}", "NVIDIA A100-SXM..."), gpu=None)
+    with pytest.raises(TopologyError, match="named beside the matrix, 'NVIDIA H1', is not known; say --gpu"):
+        made(tmp_path, text.replace("{gpu}", "NVIDIA H1"), gpu=None)
     with pytest.raises(TopologyError, match="does not say which GPUs these are; say --gpu"):
         made(tmp_path, matrix(8, lambda i, j: "NV18"), gpu=None)
 

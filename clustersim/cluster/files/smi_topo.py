@@ -1,9 +1,9 @@
 """A machine as ``nvidia-smi topo -m`` draws it, as the tree that NCCL dumps of it, so that one reader makes the file.
 
 The matrix says how many NVLinks join two GPUs, and how near a GPU and a NIC are: PIX and PXB below the same PCIe
-switches, NODE and PHB on one NUMA node, SYS across. It does not say which GPU it is, nor any rate: ``--gpu`` does, or what
-nvidia-smi printed beside it; PCIe is of the GPU's generation with 16 lanes; rates of NICs are asked for, or those of
-the shipped machine, as said.
+switches, NODE and PHB on one NUMA node, SYS across. It does not say which GPU it is, nor any rate: ``--gpu`` does, or
+what nvidia-smi printed beside it; PCIe is of the GPU's generation with 16 lanes; rates of NICs are asked for, or those
+of the shipped machine, as said.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def named_gpu(text: str, path: Path) -> str:
         raise TopologyError(f"{path}: nvidia-smi topo -m does not say which GPUs these are; say --gpu")
     if len(told) > 1 or told[0].endswith("..."):
         raise TopologyError(f"{path}: beside the matrix stand the GPUs {few(map(short, told), 3)}; say --gpu")
-    return told[0]
+    try:
+        return device(told[0]).name
+    except TopologyError:
+        raise TopologyError(f"{path}: the GPU named beside the matrix, {told[0]!r}, is not known; say --gpu") from None
 
 
 def _plain(text: str) -> str:
