@@ -43,8 +43,8 @@ from hostile_found import found_kinds
 from hostile_launch import launch_files, machine_kinds, page_kinds
 from hostile_values import NASTY, damaged, documents, json_file, tables, toml_file
 from hypothesis import strategies as st
-from test_traces_nsys_csv import SUMS
-from test_traces_nsys_csv import TRACE as GPU_TRACE
+from test_traces_kernel_csv import SUMS
+from test_traces_kernel_csv import TRACE as GPU_TRACE
 
 SETS = st.tuples(
     st.sampled_from(

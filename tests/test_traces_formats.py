@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from test_execution_trace import node
 from test_step_timers import RANGES, megatron
 from test_traces_hangs import timeout
+from test_traces_kernel_csv import SUMS
+from test_traces_kernel_csv import TRACE as GPU_TRACE
 from test_traces_kineto import gemm, kernel
-from test_traces_nsys_csv import SUMS
-from test_traces_nsys_csv import TRACE as GPU_TRACE
 from test_traces_samples import LINE, NEW, OLD, PER_ITERATION
 from test_traces_told import LOG, inspected
 
@@ -162,8 +162,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "sweep": ("table", "size(B),count,type,time(ns),busbw(GB/s)\n1048576,262144,float,100000,15\n"),
     "ops.csv": ("pipeline", (DATA / "traces" / "pipeline_2x2" / "ops.csv").read_text()),
     "steps.csv": ("pipeline", (DATA / "traces" / "pipeline_2x2" / "steps.csv").read_text()),
-    "cuda_gpu_kern_sum": ("nsys_csv", SUMS),
-    "cuda_gpu_trace": ("nsys_csv", GPU_TRACE),
+    "cuda_gpu_kern_sum": ("kernel_csv", SUMS),
+    "cuda_gpu_trace": ("kernel_csv", GPU_TRACE),
 }
 
 

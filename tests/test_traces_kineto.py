@@ -153,13 +153,24 @@ def test_a_missing_rank_leaves_the_transfer_time_unknown(tmp_path):
     assert "1 of 2 ranks" in said.hints[0]
 
 
-def test_a_kernel_without_name_and_size_is_counted(tmp_path):
+def test_a_kernel_without_name_and_size_keeps_its_time_and_is_counted(tmp_path):
     event = kernel(0, 10, 1)
     del event["args"]["Collective name"]
     path = save(tmp_path / "a.json", [event, *gemm(0, 5, 0, 9)], 0, 1)
-    skipped = of_run(traces.read(path)).skipped
-    assert list(skipped.values()) == [1]
-    assert "without its name and size" in next(iter(skipped))
+    digest = of_run(traces.read(path))
+    assert list(digest.skipped.values()) == [1]
+    assert "neither size nor group is told" in next(iter(digest.skipped))
+    (row,) = digest.collectives
+    assert (row.kind, row.nbytes, row.waiting_included, row.busbw) == ("all_reduce", 0, True, None)
+    assert digest.transfer_share[0] > 0
+
+
+def test_a_kernel_that_names_no_collective_is_in_no_figure_and_said(tmp_path):
+    """RCCL's one kernel for all of them."""
+    event = kernel(0, 10, 1) | {"name": "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"}
+    del event["args"]["Collective name"]
+    digest = of_run(traces.read(save(tmp_path / "a.json", [event, *gemm(0, 5, 0, 9)], 0, 1)))
+    assert digest.skipped == {"a collective's kernel without its name and size: its time is in no figure": 1}
 
 
 @pytest.mark.parametrize(("launched", "share"), [(99.0, 0.8), (10.0, 0.0)])
@@ -250,7 +261,7 @@ def test_transfers_of_a_traced_all_reduce_are_last_start_to_last_end(shared):
 def test_one_rank_of_two_with_six_steps(shared):
     run = traces.read(shared / "measurements" / "traces" / "dlrm_v100_kineto")
     assert sorted({op.step for op in collectives(run)}) == [1009, 1010, 1011, 1012, 1013, 1014]
-    large = {op.nbytes for op in collectives(run) if op.kind == "all_reduce"}
+    large = {op.nbytes for op in collectives(run) if op.kind == "all_reduce" and op.nbytes}  # one has no size
     assert {round(n / 1e6, 1) for n in large} == {181.2, 17.7, 1.1}
     assert {round(op.nbytes / 1e6) for op in collectives(run) if op.nbytes > 2.5e8} == {285, 290}
 

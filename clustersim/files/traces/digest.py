@@ -160,7 +160,7 @@ def _collectives(run: Timeline) -> list[RepeatedCollective]:
         skews = [d["skew_s"] for d in complete]
         median = float(np.median(seconds))
         skew, most = (float(np.median(skews)), max(skews)) if skews else (None, None)
-        busbw = nbytes / median * bus_factor(kind, size) if median > 0 and size else None
+        busbw = nbytes / median * bus_factor(kind, size) if nbytes and median > 0 and size else None
         times = median, min(seconds), skew, most
         rows.append(RepeatedCollective(kind, nbytes, dtype, size, len(numbers), not complete, *times, busbw))
     return rows

@@ -37,7 +37,14 @@ from clustersim.files.traces.kineto_json import (
     NoteArgs,
     decoded,
 )
-from clustersim.files.traces.profiled import AnnotatedSchedule, ProfiledWork, RankCollective, RankTrace
+from clustersim.files.traces.profiled import (
+    UNSIZED,
+    AnnotatedSchedule,
+    ProfiledWork,
+    RankCollective,
+    RankTrace,
+    unsized,
+)
 from clustersim.files.traces.samples import dtype_of, kind_of
 
 _COMMS = re.compile(r"^(?:nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
@@ -255,8 +262,12 @@ class _KinetoReader:
         else:
             note = self._note(tid, called)
             seen = self._annotated(note, start, end, step) if note else None
-        if seen is None:
-            self.trace.skipped["a collective's kernel without its name and size (launched before the trace began)"] += 1
+        unknown = unsized(event.name, start, end, step, self.trace.rank, self.trace.world) if seen is None else None
+        if unknown is not None:
+            self.trace.skipped[UNSIZED] += 1
+            self.trace.seen.append(unknown)
+        elif seen is None:
+            self.trace.skipped["a collective's kernel without its name and size: its time is in no figure"] += 1
         else:
             short = match.group(1) if (match := _KERNEL.match(event.name)) and match.group(1) else ""
             self.trace.seen.append(dataclasses.replace(seen, kernel=short, told=self.told.get(args.external)))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from clustersim.core.label import Label
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces.execution_trace import Operator
+from clustersim.files.traces.samples import kind_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,25 @@ class ProfiledWork(NamedTuple):
     told: Operator | None = None
     phase: str = ""
     unit: str = ""
+
+
+NCCL_KERNEL = re.compile(r"(?:void )?(?:nccl|rccl)\w*?_([A-Za-z]+?)(?:_|\(|$)")
+"""The collective that a kernel of NCCL is named for."""
+UNSIZED = (
+    "NCCL's kernels of which neither size nor group is told: they are kept as measured, and what is transferring holds "
+    "their wait for peers"
+)
+
+
+def unsized(kernel: str, start: float, end: float, step: int, rank: int, world: int) -> RankCollective | None:
+    """A collective of which its kernel's name alone is known, in a group that no other rank is known to be in: kernels
+    of ranks are not matched by guess. None where the name tells no collective."""
+    match = NCCL_KERNEL.match(kernel)
+    kind = kind_of(match[1]) if match else None
+    if kind is None:
+        return None
+    group = f"of rank {rank}"
+    return RankCollective(kind, start, end, 0.0, group, max(world, 2), (rank,), step=step, kernel=kernel)
 
 
 @dataclass

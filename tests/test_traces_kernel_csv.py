@@ -1,4 +1,4 @@
-"""Nsight Systems' reports as CSV: kernels by device and stream, or how long each took in all."""
+"""GPU profilers' reports as CSV: kernels by device and stream, or how long each took in all."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ TRACE = (
 )
 
 
+ROCPROF = (
+    '"Kind","Agent_Id","Queue_Id","Dispatch_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
+    '"KERNEL_DISPATCH","Agent 4",1,1,"Cijk_Ailk_Bljk",1,1000,1800\n'
+    '"KERNEL_DISPATCH","Agent 5",1,2,"Cijk_Ailk_Bljk",2,2000,2500\n'
+)
+ROCPROF_SUMS = '"Name","Calls","TotalDurationNs","AverageNs","Percentage"\n"Cijk",4,4000,1000.0,80\n'
+
+
 def read(path: Path, text: str) -> Timeline | KernelSums:
     path.write_text(text)
     answer = traces.read(path)
@@ -69,7 +77,7 @@ def test_nccls_kernels_are_collectives_whose_size_is_not_told(tmp_path: Path):
     collectives = [op for op in run.ops if op.kind != "compute"]
     assert [(op.kind, op.nbytes) for op in collectives] == [("all_reduce", 0.0)] * 2
     assert all("transfer_s" not in op.detail for op in collectives)
-    assert any("holds the wait for peers" in reason for reason in run.stats)
+    assert any("holds their wait for peers" in reason for reason in run.stats)
     done = CliRunner().invoke(cli, ["replay", str(tmp_path / "t.csv"), "--topology", "dgx-1v"])
     assert done.exit_code == 0
     assert "its size is not known" in done.output
@@ -87,6 +95,16 @@ def test_a_summary_says_what_kernels_took_in_all(tmp_path: Path):
     assert isinstance(sums, KernelSums)
     assert [(kernel.count, kernel.total_s) for kernel in sums.kernels] == [(3, 3e-3), (2, 1e-3)]
     assert "NCCL's for 25.0%" in sums.lines[0]
+
+
+def test_rocprofs_tables_are_read_as_nsights_are(tmp_path: Path):
+    run = read(tmp_path / "t.csv", ROCPROF)
+    assert isinstance(run, Timeline)
+    assert run.world_size == 2
+    assert sorted((run.row_end - run.row_start).tolist()) == pytest.approx([500e-9, 800e-9])
+    sums = read(tmp_path / "t.csv", ROCPROF_SUMS)
+    assert isinstance(sums, KernelSums)
+    assert [(kernel.count, kernel.total_s) for kernel in sums.kernels] == [(4, pytest.approx(4e-6))]
 
 
 def test_a_line_that_is_cut_off_is_told(tmp_path: Path):
@@ -111,9 +129,11 @@ def test_files_of_one_run_each_count_from_their_own_start(tmp_path: Path):
     ("text", "said"),
     [
         (HEADER, "no kernel was recorded"),
+        (ROCPROF.replace("2500", "20"), "t.csv:3: End is '20', before Start, '2000'"),
         (TRACE.replace("1500,400", "soon,400"), r"t.csv:10: Start is 'soon', not a time >= 0"),
         (TRACE.replace("(ns)", "(weeks)"), "t.csv:1: the column 'Start' has no unit of time"),
         (SUMS.replace("3000000,3", "3000000,x"), "t.csv:2: Instances is 'x', not a whole number"),
+        (ROCPROF_SUMS.replace("Cijk", "hipLaunchKernel"), "is of calls of HIP, HSA"),
         (SUMS.replace("Instances", "Num Calls"), "cuda_gpu_trace and cuda_gpu_kern_sum are read"),
     ],
 )
