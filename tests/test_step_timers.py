@@ -203,6 +203,27 @@ def test_the_trainers_last_line_is_the_mean_of_its_run(tmp_path: Path):
     assert read.step_time_s == pytest.approx(2.5)
 
 
+def test_bars_of_one_line_are_each_read(tmp_path: Path):
+    """As a terminal's page is copied: no line ends where tqdm draws anew."""
+    line = "".join(
+        f"  0%|          | {n}/1218 [00:{8 * n + 5:02d}<4:10:55, {rate:5.2f}s/it]"
+        for n, rate in enumerate((12.37, 9.87, 8.99, 8.5), start=1)
+    )
+    read = told(tmp_path / "log", line + "\n{'loss': 1.2, 'epoch': 0.01}\n")
+    assert (read.steps, read.step_time_s) == (4, pytest.approx(8.99))
+    faster = told(tmp_path / "log", line + "\n{'loss': 1.2}\n{'train_steps_per_second': 0.2, 'epoch': 3.0}\n")
+    assert "less a step" in faster.lines[-1]
+
+
+def test_a_bars_mean_since_the_start_is_not_a_steps_time(tmp_path: Path):
+    """Lightning's: ten steps of a second after a warm-up of six."""
+    text = "".join(
+        f"Epoch 0:  1%|#  | {n}/1000 [00:{n + 5:02d}<25:12,  {n / (n + 5):.2f}it/s, v_num=0]\n"
+        for n in (10, 20, 30, 40)
+    )
+    assert told(tmp_path / "log", text).step_time_s == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("title", ["Epoch 0: ", "1|20|Loss: 0.88: "])
 def test_progress_bars_of_lightning_and_torchtune(tmp_path: Path, title: str):
     read = told(tmp_path / "log", "".join(bar(n, 200, " 2.00it/s", title) for n in range(1, 30)))

@@ -48,6 +48,16 @@ _KNOWN = (
         "compare the sizes that ranks give one collective",
     ),
     (r"[Mm]ismatch.*version|version.*[Mm]ismatch", "ranks have different versions of NCCL", "install one everywhere"),
+    (
+        r"peer access is not supported",
+        "P2P between two GPUs is not possible",
+        "the driver forbids it (nvidia-smi topo -p2p r), a container sees one GPU each, or NCCL_P2P_LEVEL forces it",
+    ),
+    (
+        r"[Mm]issing .*(?:iommu|HSA_FORCE_FINE_GRAIN_PCIE)",
+        "RCCL misses a setting of the machine",
+        "set it: iommu=pt on the kernel's command line, HSA_FORCE_FINE_GRAIN_PCIE=1 for P2P over PCIe",
+    ),
     (r"[Cc]uda failure", "CUDA failed", "see dmesg for Xid errors, and the memory that is free"),
 )
 

@@ -1,7 +1,8 @@
 """Step times of loops that only draw a progress bar: Hugging Face's Trainer and what is built on it (TRL, axolotl,
 LLaMA-Factory), Lightning and torchtune.
 
-tqdm writes how many steps are done and its running mean of a step's seconds; the Trainer's lines of losses have no
+tqdm writes how many steps are done and its running mean of a step's seconds, which Lightning makes the mean since the
+start (``smoothing=0``): then the time between two bars says what a step took. The Trainer's lines of losses have no
 time, and its last line (transformers/trainer_utils.py ``speed_metrics``) has means over the whole run, its first steps,
 checkpoints and evaluation included.
 """
@@ -10,11 +11,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 _BAR = re.compile(
-    r"\d{1,3}%\|[^|]*\|\s*(\d{1,12})/(\d{1,12}) \[[\d:]{4,}<[\d:?]+,\s+(\d{1,9}(?:\.\d{1,9})?)(s/it|it/s)"
+    r"\d{1,3}%\|[^|]*\|\s*(?P<done>\d{1,12})/(?P<all>\d{1,12}) \[(?P<since>\d{1,4}(?::\d\d){1,2})<[\d:?]+,\s+"
+    r"(?P<rate>\d{1,9}(?:\.\d{1,9})?)(?P<unit>s/it|it/s)"
 )
 _OTHERS = re.compile(
     r"Map|Filter|Load|Generat|Running|Tokeniz|Eval|Validat|Sanity|Predict|Download|Fetch|Sav|Cast|Pack|Truncat|Add|"
@@ -31,26 +34,50 @@ HEADS = (_BAR, _SPEED, LOSSES)
 """What tells such a log."""
 
 
+APART = 10.0
+"""Seconds between two bars from which on what tqdm leaves off, parts of a second, is little."""
+ROUNDED = 0.6
+"""Seconds by which the time on a bar may be off."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a bar says: steps done, seconds since the start, and seconds of a step."""
+
+    done: int
+    since: float
+    seconds: float
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the rate is that of all steps so far."""
+        off = abs(self.since / self.done - self.seconds) if self.done else 0.0
+        return off <= ROUNDED / max(self.done, 1) + 0.01 * self.seconds
+
+
 @dataclass
 class BarSteps:
     """What bars and closing lines say.
 
-    bars : by how many steps the bar has, the seconds of a step at each. total : steps of the run, where a line says it.
+    bars : by how many steps the whole bar has, what it says at each. total : steps of the run, where a line says it.
     speeds : means of the whole run, by unit. of_trainer : whether there are lines of Hugging Face's Trainer.
     """
 
-    bars: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    bars: dict[int, dict[int, Bar]] = field(default_factory=lambda: defaultdict(dict))
     total: int = 0
     speeds: dict[str, float] = field(default_factory=dict)
     of_trainer: bool = False
 
     def take(self, line: str) -> None:
         """What one line says."""
-        match = _BAR.search(line) if "%|" in line else None
-        if match and not _OTHERS.search(line[: match.start()]):
-            rate = float(match[3])
-            if rate > 0:
-                self.bars[int(match[2])][int(match[1])] = rate if match[4] == "s/it" else 1 / rate
+        behind = 0
+        for match in _BAR.finditer(line) if "%|" in line else ():
+            rate = float(match["rate"])
+            if rate > 0 and not _OTHERS.search(line[behind : match.start()]):
+                seconds = rate if match["unit"] == "s/it" else 1 / rate
+                done = int(match["done"])
+                self.bars[int(match["all"])][done] = Bar(done, _since(match["since"]), seconds)
+            behind = match.end()
         if found := _TOTAL.search(line):
             self.total = int(found[1].replace(",", ""))
         for name, value in _SPEED.findall(line):
@@ -62,7 +89,8 @@ class BarSteps:
         mean of the whole run."""
         length = self.total if self.total in self.bars else next(iter(self.bars), 0)
         if length:
-            return sorted((step, seconds) for step, seconds in self.bars[length].items() if step)
+            drawn = [bar for done, bar in sorted(self.bars[length].items()) if done]
+            return list(_between(drawn)) or [(bar.done, bar.seconds) for bar in drawn]
         mean = self.speeds.get("steps/s")
         return [(self.total, 1 / mean)] if mean else []
 
@@ -81,3 +109,22 @@ class BarSteps:
         mean = self.speeds.get("steps/s")
         steps = self.steps() if self.bars else []
         return 1 / mean / median(seconds for _, seconds in steps) - 1 if mean and steps else None
+
+
+def _since(clock: str) -> float:
+    """Seconds of ``"01:02"`` or ``"1:02:03"``."""
+    seconds = 0
+    for part in clock.split(":"):
+        seconds = 60 * seconds + int(part)
+    return float(seconds)
+
+
+def _between(drawn: Sequence[Bar]) -> Iterator[tuple[int, float]]:
+    """Seconds of steps between bars, where rates are means since the start and bars lie far enough apart."""
+    if not all(bar.is_mean for bar in drawn):
+        return
+    last = drawn[0] if drawn else None
+    for bar in drawn:
+        if last is not None and bar.since - last.since >= APART:
+            yield bar.done, (bar.since - last.since) / (bar.done - last.done)
+            last = bar

@@ -249,8 +249,11 @@ def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> 
     rates = {name: median(values) for name, values in collected.rates.items()}
     name = collected.framework or "a training framework"
     lines = list(_lines(name, steps, step, parts, rates))
-    if (apart := collected.bars.apart) is not None and name == collected.bars.framework and apart > SLOWER:
+    apart = collected.bars.apart if name == collected.bars.framework else None
+    if apart is not None and apart > SLOWER:
         lines.append(f"the whole run took {apart:.0%} more a step: first steps, checkpoints and evaluation are in it")
+    if apart is not None and apart < -SLOWER:
+        lines.append(f"the whole run took {-apart:.0%} less a step: the bars in this log are of slower steps than most")
     return TrainingLog(source, lines, name, len(steps), step, parts, rates, times=steps)
 
 
