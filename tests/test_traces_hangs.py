@@ -215,6 +215,30 @@ def test_groups_called_in_different_orders_are_a_circle(tmp_path: Path):
     assert any("in a circle: groups '1 a', '2 b'" in line for line in hang(tmp_path, ranks, groups).lines)
 
 
+def test_groups_enqueued_in_different_orders_are_a_circle_as_well(tmp_path: Path):
+    """Each rank has started one group's call, and the other's stands behind it."""
+    groups = [WORLD, ("1", "a", [0, 1]), ("2", "b", [0, 1])]
+    orders = {0: ["1 a", "2 b"], 1: ["2 b", "1 a"]}
+    ranks = {
+        rank: [
+            of_group(*names.split(), 1, state, at=at)
+            for at, (names, state) in enumerate(zip(order, ("started", "scheduled"), strict=True), 1)
+        ]
+        for rank, order in orders.items()
+    }
+    assert any("in a circle: groups '1 a', '2 b'" in line for line in hang(tmp_path, ranks, groups).lines)
+    for made in ranks.values():  # rank 0's own second call is all that hangs: no circle
+        made[0] = made[0] | {"state": "started"}
+    ranks[1] = [of_group("1", "a", 1, "scheduled", at=1)]
+    assert not any("in a circle" in line for line in hang(tmp_path, ranks, groups).lines)
+
+
+def test_dumps_of_two_jobs_in_one_folder_are_told(tmp_path: Path):
+    groups = [("0", "default_pg", [0, 1])]
+    told = hang(tmp_path, {rank: calls(entry(4, "started")) for rank in (0, 1, 2)}, groups)
+    assert told.lines[0].startswith("rank 2 is not in group '0 default_pg' as the dumps tell it (0, 1)")
+
+
 def test_a_call_that_waits_behind_another_groups_says_so(tmp_path: Path):
     groups = [WORLD, ("1", "ep", [0, 1, 2, 3])]
     ranks = {rank: [*calls(None), of_group("1", "ep", 1, "started", at=3), entry(4, "started")] for rank in range(4)}

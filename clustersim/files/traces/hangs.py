@@ -35,6 +35,7 @@ def explained(source: str, dumps: Mapping[int, Dump], skipped: Mapping[str, int]
     for fault in faults:
         lines += [fault.text, *([fault.advice] if fault.advice else [])]
     lines += _circle(faults, waits)
+    lines = [*_strangers(dumps), *lines]
     if not faults:
         lines = ["no rank is behind: every group's ranks called the same collectives, and all of them ended"]
     last = {rank: dump.calls[-1] for rank, dump in sorted(dumps.items()) if dump.calls}
@@ -73,13 +74,29 @@ def _rootedness(fault: CollectiveFault, waits: Mapping[int, Call]) -> tuple[bool
 
 
 def _circle(faults: Iterable[CollectiveFault], waits: Mapping[int, Call]) -> Iterator[str]:
-    """Said where ranks wait for each other in different groups."""
-    missing_ones = [fault for fault in faults if fault.missing]
-    if len({fault.group for fault in missing_ones}) < 2:
-        return
-    if all(rank in waits for fault in missing_ones for rank in fault.missing):
-        groups = ", ".join(repr(fault.group) for fault in missing_ones)
+    """Said where ranks wait for each other in different groups: they never called what others wait in, or it stands
+    behind what they wait in."""
+    kept = {"not_started": "look_at", "never_called": "missing", "no_peer": "missing"}
+    held = {fault.group: getattr(fault, kept[fault.cause]) for fault in faults if fault.cause in kept}
+    pairs = [(group, waits[rank].group if rank in waits else "") for group, ranks in held.items() for rank in ranks]
+    if len(held) > 1 and all(other in held and other != group for group, other in pairs):
+        groups = ", ".join(map(repr, held))
         yield f"the ranks wait for each other in a circle: groups {groups} are called in different orders"
+
+
+def _strangers(dumps: Mapping[int, Dump]) -> Iterator[str]:
+    """Ranks that call in a group whose members, as the dumps tell them, they are not among."""
+    for rank, dump in sorted(dumps.items()):
+        for group in dict.fromkeys(call.group for call in dump.calls):
+            name = group.partition(" ")[0]
+            told = {member for each in dumps.values() for member in each.members.get(name, ())}
+            if told and rank not in told:
+                members = few(sorted(told), SHOWN)
+                yield (
+                    f"rank {rank} is not in group {group!r} as the dumps tell it ({members}), and calls in it: "
+                    "are these dumps of one job?"
+                )
+                return
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
