@@ -331,3 +331,18 @@ def test_a_gpu_with_fewer_nvlinks_than_its_neighbours_is_told(tmp_path: Path, wo
     gpu = "H100-SXM5-80GB" if "NV18" in (word(0, 1), word(4, 5)) else "H100-NVL"
     warnings = check(made(tmp_path, matrix(8, word), gpu=gpu)).warnings
     assert any("is a link down" in line for line in warnings) == warned
+
+
+def test_ports_of_one_nic_with_different_rates_are_told(tmp_path: Path):
+    def dump(*rates: int) -> str:
+        nets = "".join(f'<net name="mlx5_{i}" dev="{i}" speed="{rate}"/>' for i, rate in enumerate(rates))
+        gpu = '<pci busid="0000:0a:00.0" class="0x030200" device="0x2330" link_speed="32.0 GT/s"><gpu sm="90"/></pci>'
+        nic = (
+            f'<pci busid="0000:0b:00.0" class="0x020700" device="0x1021" link_speed="32.0 GT/s"><nic>{nets}</nic></pci>'
+        )
+        return f'<system version="1"><cpu numaid="0">{gpu}{nic}</cpu></system>'
+
+    told = made(tmp_path, dump(400000, 100000)).assumed
+    assert any("nic0: ports of 400 and 100 Gb/s are taken together" in line for line in told)
+    assert not any("ports" in line for line in made(tmp_path, dump(400000, 100000), nics=(1, 400.0)).assumed)
+    assert not any("ports" in line for line in made(tmp_path, dump(200000, 200000)).assumed)

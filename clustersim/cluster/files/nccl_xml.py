@@ -182,6 +182,7 @@ class _XmlDump:
         self.links: list[tuple[str, str, str, float]] = []  # a, b, kind, GB/s
         self.gpus: dict[str, tuple[str, ET.Element]] = {}
         self.ids: set[str] = set()
+        self.uneven: dict[str, str] = {}  # NICs whose ports differ: their rates
         self.nic_ids: dict[str, str] = {}
         self.labels: dict[str, str] = {}  # of NICs, as the system calls them
         self.assumed: list[str] = [root.get("near", "")] if root.get("near") else []
@@ -236,6 +237,8 @@ class _XmlDump:
         name = self._new("nic", "nic")
         self.labels[name] = next((net.get("name", "") for net in nic.findall("net")), "")
         self.rates[name] = max(sum(ports), 0) / 1000  # 0 where the file does not say
+        if len(set(ports)) > 1 and min(ports) > 0:
+            self.uneven[name] = " and ".join(f"{rate / 1000:g}" for rate in ports)
         self.nic_ids[name] = device_id
         self.links.append((name, above, "pcie", rate))
 
@@ -362,6 +365,10 @@ class _XmlDump:
 
     def _nic_rates(self, nics: tuple[int, float] | None) -> None:
         """The rate of NICs that the file does not give: as asked for, or that of their kind or the machine, as said."""
+        if nics is None and self.uneven:
+            ports = "; ".join(dict.fromkeys(self.uneven.values()))
+            names = errors.few(list(self.uneven), 3)
+            self.assumed.append(f"{names}: ports of {ports} Gb/s are taken together; --nics says the rate that is used")
         if nics is not None:
             self._only(nics[0])
             for name in self.parts["nic"]:
