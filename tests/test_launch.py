@@ -299,7 +299,10 @@ def megatron(**changed):
         ({"num_layres": 4}, "no option --num-layres; did you mean --num-layers"),
         ({"num_layers": None}, "x.sh: does not say what model it is.*--model"),
         ({"num_experts": 5, "disable_bias_linear": None}, "no shipped model is of this kind"),
-        ({"moe_token_dispatcher_type": "pigeon", "num_experts": 8}, "'pigeon' is not a choice; known: allgather"),
+        (
+            {"moe_token_dispatcher_type": "pigeon", "num_experts": 8},
+            "'pigeon' is not a choice that is played; known: allgather",
+        ),
         ({"micro_batch_size": 0}, "--micro-batch-size"),
         ({"pipeline_model_parallel_size": 4, "num_layers_per_virtual_pipeline_stage": 3}, "layers_per_virtual_stage"),
     ],

@@ -257,3 +257,152 @@ def test_what_changes_a_configuration_and_is_not_read_is_said():
     assert [note for note in made.notes if "enable_fused_swiglu(config) is not read" in note]
     assert "model_spec.attn_backend" in made.unplayed
     assert not any("is not read" in note for note in titan().notes)
+
+
+VERSION_1 = """
+model: Qwen/Qwen3-4B
+model_class: llm
+template: qwen3_nothink
+dist_config:
+  name: fsdp2
+train_dataset: data/own.yaml
+micro_batch_size: 2
+"""
+
+
+def test_version_1_of_llama_factory_trains_the_weights_as_they_are_loaded():
+    made = read(f"{VERSION_1}global_batch_size: 64\n")
+    had = exchange.canonical(made.scenario)
+    assert had["strategy.kind"] == "fsdp"
+    assert had["strategy.version"] == 2
+    assert had["strategy.orig_dtype"] == had["strategy.param_dtype"] == "bf16"
+    assert had["strategy.reduce_dtype"] == "fp32"
+    assert had["batch.micro"] == 2
+    assert had["batch.count"] == 4
+    assert had["model.activation_checkpointing"] == "full"
+    assert had["model.seq_len"] == 2048
+    assert had["run.optimizer_impl"] == "foreach"
+    assert any("version 1 of LLaMA-Factory" in note for note in made.notes)
+    assert not made.unknown
+
+
+def test_version_1_without_shards_is_ddp_and_its_own_words_are_read():
+    alone = VERSION_1.replace("dist_config:\n  name: fsdp2\n", "")
+    had = fields(f"{alone}enable_activation_checkpointing: false\nflash_attn: flash_attention_2\ncutoff_len: 512\n")
+    assert had["strategy.kind"] == "ddp"
+    assert had["strategy.param_dtype"] == "bf16"
+    assert had["model.activation_checkpointing"] == "none"
+    assert had["model.attention"] == "fa2"
+    assert had["model.seq_len"] == 512
+    whole = fields(f"{VERSION_1}bf16: false\n")
+    assert whole["strategy.orig_dtype"] == "bf16"
+    assert whole["model.dtype"] == "fp32"
+    kept = fields(VERSION_1.replace("name: fsdp2", "name: fsdp2\n  reshard_after_forward: false"))
+    assert kept["strategy.reshard_after_forward"] is False
+    liger = fields(f"{VERSION_1}kernel_config:\n  name: liger_kernel\n  include_kernels: auto\n")
+    assert liger["model.implementation"] == "liger"
+    assert liger.get("model.loss") != "liger"  # its loss needs the logits
+
+
+def test_version_1_has_adapters_of_its_own_section():
+    tuned = f"{VERSION_1}peft_config:\n  name: lora\n  r: 16\n  target_modules: all\n"
+    had = fields(f"{tuned}quant_config:\n  name: bnb\n  quantization_bit: 4\n")
+    assert had["model.adapter.rank"] == 16
+    assert had["model.adapter.dropout"] == 0.05
+    assert list(had["model.adapter.target_modules"]) == ["all-linear"]
+    assert had["model.adapter.load_in_4bit"] is True
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("peft_config:\n  name: freeze\n", "'freeze' is not played"),
+        ("peft_config:\n  name: lora\n  export_dir: out\n", "merges adapters and trains nothing"),
+        ("optim_config:\n  name: own\n", "is of a plugin"),
+    ],
+)
+def test_what_version_1_has_and_nothing_plays_is_refused(more, why):
+    with pytest.raises(ScenarioError, match=why):
+        read(f"{VERSION_1}{more}")
+    with pytest.raises(ScenarioError, match="splits sequences by Ulysses"):
+        read(VERSION_1.replace("name: fsdp2", "name: fsdp2\n  cp_size: 2"))
+
+
+def test_version_1_asks_for_the_file_that_deepspeed_names():
+    with pytest.raises(ScenarioError, match=r"names conf/z3\.json; give that file too"):
+        read(VERSION_1.replace("name: fsdp2", "name: deepspeed\n  config_file: conf/z3.json"))
+    with pytest.raises(ScenarioError, match=r"without dist_config\.config_file"):
+        read(VERSION_1.replace("name: fsdp2", "name: deepspeed"))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "why"),
+    [
+        ("qwen3_fsdp2.yaml", "", "tells of fsdp, and no file says how it shards"),
+        ("zero3/full.yaml", "", "tells of zero3, and no file says how it shards"),
+        (
+            "full.yaml",
+            "# accelerate launch \\\n#   --config_file conf/f2.yaml train.py\n",
+            r"launched with conf/f2\.yaml",
+        ),
+    ],
+)
+def test_arguments_whose_name_or_comment_tells_of_shards_are_no_ddp(name, head, why):
+    machine = {"topology": "hgx-h100", "nodes": 1}
+    arguments = document(f"{head}{FACTORY}", name)
+    with pytest.raises(ScenarioError, match=why):
+        exchange.read([arguments], machine)
+    beside = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
+    told = exchange.read([document(f"{head}{FACTORY}", name), document(beside, "own.yaml")], machine)
+    assert exchange.canonical(told.scenario)["strategy.kind"] == "fsdp"
+
+
+def test_arguments_alone_are_ddp_and_that_is_said():
+    assert any("no file says how it is launched: DDP" in note for note in read(FACTORY).notes)
+
+
+def test_fewer_workers_than_a_node_has_gpus_are_as_many_ranks():
+    made = exchange.read([document(f"{FACTORY}ray_num_workers: 4\n", "a.yaml")], {"topology": "hgx-h100"})
+    assert made.tables["cluster"]["gpus_per_node"] == 4
+    assert not any("as asked for" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("own/Llama-3-8B-AWQ", "AWQ's 4 bits"),
+        ("own/llama-3-8b-gptq-int4", "GPTQ's bits"),
+        ("own/Llama-3-8B-AQLM-2Bit", "AQLM's bits"),
+        ("own/Qwen3-30B-A3B-NVFP4", "NVFP4"),
+    ],
+)
+def test_weights_in_bits_of_another_kind_are_refused(name, why):
+    with pytest.raises(ScenarioError, match=why):
+        read(FACTORY.replace("Qwen/Qwen3-4B", name))
+
+
+def test_what_another_backend_splits_is_refused_by_what_it_is():
+    with pytest.raises(ScenarioError, match="is of LLaMA-Factory's Megatron backend"):
+        read(f"{FACTORY}tensor_model_parallel_size: 2\n")
+    with pytest.raises(ScenarioError, match="places experts on different ranks"):
+        read(f"{AXOLOTL}expert_parallel_size: 4\n")
+
+
+def test_axolotl_has_states_in_4_bits_and_ligers_kernels_under_a_compiler():
+    assert fields(f"{AXOLOTL}optimizer: adamw_torch_4bit\n")["run.optimizer"] == "adamw_4bit"
+    had = fields(f"{AXOLOTL}torch_compile: true\nliger_rms_norm: true\n")
+    assert had["model.implementation"] == "liger"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_presets_of_swift_below_stage_2_have_its_buckets_and_masters(stage):
+    line = (
+        f"NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --train_type full --deepspeed zero{stage} --max_length 512"
+    )
+    had = exchange.canonical(exchange.read([document(line, "a.sh")], {"topology": "hgx-h100"}).scenario)
+    if stage:
+        assert had["strategy.zero_optimization.stage"] == 1
+        assert had["strategy.zero_optimization.reduce_bucket_size"] == 200_000_000
+    else:
+        assert had["strategy.framework"] == "megatron"
+        assert had["parallel.grad_reduce_in_fp32"] is False

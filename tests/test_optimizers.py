@@ -58,6 +58,7 @@ def test_states_have_the_bytes_that_torch_keeps(name: str, theirs: str) -> None:
 
 def test_eight_bits_take_a_quarter_of_two_states() -> None:
     gpt2 = model("gpt2")
+    assert state_bytes(gpt2, "adamw_4bit", 4.0) / state_bytes(gpt2, "adamw", 4.0) == pytest.approx(0.1328, abs=2e-3)
     assert state_bytes(gpt2, "adamw_8bit", 4.0) / state_bytes(gpt2, "adamw", 4.0) == pytest.approx(0.2539, abs=2e-3)
     run = {name: memory(gpt2, Training(micro_batch_size=1, optimizer=name)) for name in OPTIMIZERS}
     assert run["paged_adamw_8bit"].optimizer_states == 0

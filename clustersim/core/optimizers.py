@@ -61,7 +61,9 @@ class OptimizerRow(msgspec.Struct, frozen=True, kw_only=True):
 # gradient, takes two means of it, and scales it by their product and its own mean square (torch/optim/_adafactor.py).
 # Muon updates the momentum, mixes it with the gradient, casts it, and adds what the iterations make of it
 # (torch/optim/_muon.py).
+# TorchAO's in 4 bits packs two elements in a byte, with a scale for 128 of them (torchao/optim/subclass_4bit.py).
 _EIGHT_BITS = 2.0 * (1.0 + 4.0 / BLOCK)
+_FOUR_BITS = 2.0 * (0.5 + 4.0 / 128)
 ROWS = (
     OptimizerRow(name="sgd", passes=(3, 3), ops=1),
     OptimizerRow(name="sgd_momentum", passes=(5, 11), ops=4, states=1),
@@ -70,6 +72,7 @@ ROWS = (
     OptimizerRow(name="lion", passes=(13, 13), ops=5, states=1, each_tensor=True),
     OptimizerRow(name="lamb", passes=(12, 26), ops=14, states=2),
     OptimizerRow(name="adamw_8bit", passes=(3, 3), ops=1, kept=_EIGHT_BITS, each_tensor=True, kinds=ALL),
+    OptimizerRow(name="adamw_4bit", passes=(3, 3), ops=1, kept=_FOUR_BITS, each_tensor=True, kinds=ALL),
     OptimizerRow(name="paged_adamw", passes=(3, 3), ops=1, kept=FULL_STATES, each_tensor=True, paged=True, kinds=ALL),
     OptimizerRow(
         name="paged_adamw_8bit", passes=(3, 3), ops=1, kept=_EIGHT_BITS, each_tensor=True, paged=True, kinds=ALL

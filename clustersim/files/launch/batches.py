@@ -33,6 +33,8 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
     global_batch = given if (given := fields.get("batch.global")) is not None and given > 0 else None
     local = fields.get("batch.local")
     count = fields.get("batch.count")
+    if global_batch and "batch.count" not in fields.by:  # as many passes as it needs, whatever is usual
+        count = None
     micro = fields.get("batch.micro", local if degrees[2] == 1 else None)
     if micro is not None and global_batch and fields.get("batch.capped"):
         micro = min(micro, max(1, global_batch // replicas))

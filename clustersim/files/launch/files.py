@@ -45,6 +45,8 @@ UNREAD = {
     "litgpt": ("LitGPT", ("pretrain", "finetune", "finetune_full", "finetune_lora", "finetune_qlora")),
 }
 """Commands of frameworks that are not read, whose options have others' names and other defaults, and their words."""
+FACTORY_1 = frozenset(("dist_config.name", "kernel_config.name", "peft_config.name", "model_class"))
+"""Keys of version 1 of LLaMA-Factory alone."""
 SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt")
 """What ms-swift's commands run, under torchrun or accelerate."""
 Key = tuple[str, str]
@@ -59,7 +61,7 @@ class Document:
     machine : what its launcher says of ``[cluster]``. notes : what was left out. program : of a script, what it trains
     with. overrides : what its command says of a configuration that it names, which counts against the file.
     written : configurations that a script writes itself. given : names of scripts beside it that it read or ran.
-    text : of a program, whose options are not read yet.
+    text : of a program, whose options are not read yet, and of a YAML, whose comments may say how it is launched.
     """
 
     name: str
@@ -136,7 +138,7 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     table = reader(text, name, ScenarioError)
     if kind == "json" and isinstance(table.get("architectures"), list) and "model_type" in table:
         return Document(name, MODEL)
-    parsed = Document(name, kind)
+    parsed = Document(name, kind, text=text if kind == "yaml" else "")
     for path, value in interpolation.resolved(table, name) if kind == "yaml" else _flat(table):
         parsed.options["config", path] = OptionValue(path, value, name)
     return parsed
@@ -382,8 +384,8 @@ def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
     """Of a configuration that holds a whole run. Raises :class:`ScenarioError` for a framework that is not read."""
     if {"train.lr_warmup_steps", "train.micro_batch_size"} <= set(names):
         raise ScenarioError(f"{file.name}: is of LitGPT, {NOT_READ}")
-    if {"dist_config.name", "kernel_config.name"} & set(names):
-        raise ScenarioError(f"{file.name}: is of version 1 of LLaMA-Factory, {NOT_READ}; that of 0.9 is read")
+    if FACTORY_1 & set(names):
+        return "accelerate"
     strategy = file.options.get(("config", "trainer.strategy"))
     plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
     if plain:

@@ -180,7 +180,12 @@ def _masters(fields: ScenarioFields) -> list[str]:
     by = fields.by.get("strategy.kind")
     sixteen = fields.get("strategy.param_dtype") in {"bf16", "fp16"} or fields.get("model.dtype") in {"bf16", "fp16"}
     is_unsplit = not any(holds(name, fields) for name in ("tp", "pp", "cp", "ep"))
-    if by is None or not by.name.endswith("stage") or fields["strategy.kind"] != "ddp" or not (sixteen and is_unsplit):
+    if (
+        by is None
+        or not by.name.endswith(("stage", "deepspeed"))
+        or fields["strategy.kind"] != "ddp"
+        or not (sixteen and is_unsplit)
+    ):
         return []
     fields.setdefault("strategy.param_dtype", fields.get("model.dtype"))
     fields["parallel.framework"] = fields["strategy.framework"] = MEGATRON
@@ -349,10 +354,12 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     world = count_in(fields.get("cluster.world"))
     if world and counts["nodes"] and world % counts["nodes"] == 0 and not cluster.get("nodes"):
         cluster_table.setdefault("gpus_per_node", world // counts["nodes"])
-    if "nodes" not in cluster_table and world:
-        cluster_table["nodes"] = max(
-            1, world // (cluster_table.get("gpus_per_node") or len(fabrics.load(topology, nodes=1).gpus))
-        )
+    if world and "nodes" not in cluster_table:
+        gpus = cluster_table.get("gpus_per_node") or len(fabrics.load(topology, nodes=1).gpus)
+        cluster_table["nodes"] = max(1, world // gpus)
+    alone = world and cluster_table.get("nodes") == 1 and "gpus_per_node" not in cluster_table
+    if alone and world <= len(fabrics.load(topology, nodes=1).gpus):  # it may have more GPUs
+        cluster_table["gpus_per_node"] = world
     if "nodes" not in cluster_table:
         raise ScenarioError(f"{file}: does not say on how many nodes it runs; give --nodes, such as --nodes 4")
     built = fitting.load(

@@ -37,7 +37,10 @@ ZERO3 = {
     "zero_optimization.stage3_max_live_parameters": 1_000_000_000,
     "zero_optimization.stage3_max_reuse_distance": 1_000_000_000,
 }
-PRESETS: dict[str, dict[str, Any]] = {"zero2": ZERO2, "zero2_offload": ZERO2, "zero3": ZERO3, "zero3_offload": ZERO3}
+PRESETS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("zero0", "zero1", "zero2", "zero2_offload"), ZERO2),
+    **dict.fromkeys(("zero3", "zero3_offload"), ZERO3),
+}
 FSDP = {
     "distributed_type": "FSDP",
     "fsdp_config.fsdp_version": 2,
@@ -153,9 +156,9 @@ def _sharded(command: Document) -> None:
     options = command.options
     preset = options.get(("args", "deepspeed"))
     name = "" if preset is None else str(preset.value).replace("default-", "").replace("-", "_")
-    if preset is not None and (name in PRESETS or name in {"zero0", "zero1"}):
+    if preset is not None and name in PRESETS:
         del options["args", "deepspeed"]
-        held: dict[str, Any] = {**AUTO, "zero_optimization.stage": int(name[4]), **PRESETS.get(name, {})}
+        held: dict[str, Any] = {**AUTO, "zero_optimization.stage": int(name[4]), **PRESETS[name]}
         held |= {"zero_optimization.overlap_comm": False, "zero_optimization.contiguous_gradients": True}
         if name.endswith("_offload"):
             devices = ("optimizer", "param") if name.startswith("zero3") else ("optimizer",)

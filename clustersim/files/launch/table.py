@@ -72,7 +72,7 @@ class LaunchOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return typed
         choices = ", ".join(str(pair[0]) for pair in self.map)
         other = "; of another model give the config.json: --model PATH" if self.field == "model.name" else ""
-        raise ScenarioError(f"{shown(value)} is not a choice; known: {choices}{other}")
+        raise ScenarioError(f"{shown(value)} is not a choice that is played; known: {choices}{other}")
 
     def written(self, value: Any) -> Any:
         """The option's value for a field's; None where it has no word for it, or nothing to say."""

@@ -10,7 +10,7 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
-from clustersim.files.launch import swift
+from clustersim.files.launch import factory, swift
 from clustersim.files.launch.files import Document, Key, OptionValue, document
 from clustersim.files.launch.table import FrameworkTable
 
@@ -56,6 +56,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         names = {name for _, name in one.options}
         if one.kind in {"yaml", "json"} and names & set(ARGUMENTS):
             one.options = {_place(key, known): said for key, said in one.options.items()}
+        factory.renamed(one)
         _inline(one)
         _of_deepspeed_chat(one)
         if one.program == "trl sft":
@@ -65,7 +66,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         if "base_model" in names:
             _of_axolotl(one)
         _attention(one)
-        _of_llama_factory(one)
+        factory.arranged(one)
         for key in (("args", "finetuning_type"), ("args", "adapter"), ("args", "swift_tuner")):
             if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
                 del one.options[key]
@@ -111,18 +112,28 @@ def _clipped(read: Sequence[Document]) -> None:
 
 
 def _unsaid_strategy(read: Sequence[Document]) -> None:
-    """Raise :class:`ScenarioError` for a script whose name tells a strategy that no file says, and so is no DDP."""
+    """Raise :class:`ScenarioError` for a script or a file of arguments whose name, or whose comment on how it is
+    launched, tells a strategy that no file says, and so is no DDP."""
     keys = {key for one in read for key in (*one.options, *one.overrides)}
     told = {"distributed_type", "zero_optimization.stage", "deepspeed", "deepspeed_config", "deepspeed_config_file"}
     if any(name in told or name.startswith(("fsdp", "deepspeed")) for _, name in keys):
         return
     for one in read:
-        word = re.search(r"fsdp|deepspeed|zero\d|megatron", one.program.lower())
-        if word:
+        beside = re.search(r"^#.*(--config_file|--accelerate_config)[ =](\S+\.ya?ml)", one.text, re.MULTILINE)
+        if beside is not None:
             raise ScenarioError(
-                f"{one.name}: {one.program} tells of {word[0]}, and no file says how it shards; give accelerate's file "
-                "or DeepSpeed's, or say --fsdp or --deepspeed"
+                f"{one.name}: a comment says that it is launched with {beside[2]}, which says how it shards; give that "
+                "file too"
             )
+        for name in (one.program, *(Path(one.name).parts[-2:] if one.kind in {"yaml", "json"} else ())):
+            word = re.search(r"fsdp|deepspeed|zero[-_]?\d" + ("|megatron" if name == one.program else ""), name.lower())
+            if word:
+                raise ScenarioError(
+                    f"{one.name}: {name} tells of {word[0]}, and no file says how it shards; give accelerate's file "
+                    "or DeepSpeed's, or say --fsdp or --deepspeed"
+                )
+    if not any(one.kind == "shell" for one in read):
+        read[0].notes.append(f"{read[0].name}: no file says how it is launched: DDP, as the Trainer has it without one")
 
 
 def _meshed(read: Sequence[Document]) -> None:
@@ -275,6 +286,10 @@ def _of_axolotl(one: Document) -> None:
             one.options["args", name] = OptionValue(said.name, True, said.where)
         for word in words:
             one.options.pop(("args", word), None)
+    compiled = one.options.get(("args", "torch_compile"))
+    if compiled is not None and compiled.value is True and ("args", "liger_kernels") in one.options:
+        del one.options["args", "torch_compile"]  # what is Liger's stays Liger's
+        one.notes.append(f"{one.name}: kernels are Liger's, and torch_compile adds nothing to them")
     again = one.options.get(("args", "gradient_checkpointing"))
     if again is not None and again.value == "offload":  # what is kept for backward waits in the host's memory
         for name in ("gradient_checkpointing", "activation_offloading"):
@@ -319,48 +334,6 @@ def _loaded(one: Document) -> None:
             one.options["args", "torch_dtype"] = OptionValue(said.name, means, said.where)
             one.notes.append(f"{one.name}: axolotl loads weights in {means} and, without shards, trains them in it")
             return
-
-
-_OWN = ("finetuning_type", "lora_target", "disable_gradient_checkpointing")
-"""Arguments of LLaMA-Factory alone."""
-_UNTRAINED = ("export_dir", "infer_backend", "do_predict", "predict_with_generate")
-"""Of LLaMA-Factory's files that export a model or generate text."""
-
-
-def _of_llama_factory(one: Document) -> None:
-    """What LLaMA-Factory does otherwise than the Trainer: layers are computed again unless it is told not to, and
-    sequences have 2,048 tokens (``prepare_model_for_training`` of its model/model_utils/checkpointing.py and
-    hparams/data_args.py, LLaMA-Factory 0.9.5).
-
-    Raises :class:`ScenarioError` for a file that trains nothing.
-    """
-
-    def value(name: str) -> Any:
-        said = one.options.get(("args", name))
-        return None if said is None else True if said.value == [] else said.value
-
-    def on(name: str) -> bool:
-        return str(value(name)).lower() in {"true", "1", "yes"}
-
-    other = next((name for name in _UNTRAINED if value(name) not in (None, False)), None)
-    if other and not on("do_train"):
-        raise ScenarioError(f"{one.name}: {other} without do_train: true trains nothing; give the file that trains")
-    own = [name for name in _OWN if value(name) is not None]
-    templated = value("template") is not None and value("stage") is not None
-    if not own and not templated:
-        return
-    option = own[0] if own else "template"
-    again = on("gradient_checkpointing") or not on("disable_gradient_checkpointing")
-    added: dict[str, Any] = {"gradient_checkpointing": again}
-    if not {name for _, name in one.options} & {"cutoff_len", "max_seq_length", "max_length", "model_max_length"}:
-        added["cutoff_len"] = 2048
-    usual = [name for name, held in added.items() if value(name) != held and not on("disable_gradient_checkpointing")]
-    for name, held in added.items():
-        one.options["args", name] = OptionValue(name if value(name) is not None else option, held, one.name)
-    one.options.pop(("args", "disable_gradient_checkpointing"), None)
-    if usual:
-        words = ", ".join(f"{name} {str(added[name]).lower()}" for name in usual)
-        one.notes.append(f"{one.name}: as LLaMA-Factory 0.9 has it by default: {words}")
 
 
 def _sharded(one: Document) -> None:

@@ -228,8 +228,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Gloo between CPUs. opal_cuda_support : of Open MPI (``--mca opal_cuda_support 1``): GPU tensors that are not
         added go from GPU to GPU; without it all are staged through the host.
     optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb``, bitsandbytes' ``adamw_8bit``,
-        ``paged_adamw`` and ``paged_adamw_8bit``, ``adafactor``, ``muon`` (AdamW for what is no matrix of a block) or
-        ``none``; ``foreach``, ``fused`` or ``for-loop``.
+        ``paged_adamw`` and ``paged_adamw_8bit``, TorchAO's ``adamw_4bit``, ``adafactor``, ``muon`` (AdamW for what is
+        no matrix of a block) or ``none``; ``foreach``, ``fused`` or ``for-loop``.
     launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
     cuda_graph : what is captured in CUDA graphs, whose modules the host does not call: ``["full_iteration"]``, or parts
         of a split model's layers, as Megatron's ``cuda_graph_scope`` names them.
