@@ -34,6 +34,37 @@ def test_recipes_of_the_table_are_scenarios(name: str) -> None:
     assert made.framework.name == "nemo"
 
 
+TUNED = [name for name, recipe in nemo_python.recipes().items() if recipe.tuned is not None]
+
+
+@pytest.mark.parametrize("name", TUNED[::3])
+def test_recipes_that_tune_all_parameters_are_scenarios(name: str) -> None:
+    tuned = nemo_python.recipes()[name].tuned
+    assert tuned is not None
+    call = f"llm.{name}.finetune_recipe(num_nodes={tuned.nodes}, peft_scheme=None)"
+    made = exchange.read([document(f"{HEAD}run.run({call})\n", "a.py")], {"topology": "hgx-h100"})
+    had = exchange.canonical(made.scenario)
+    assert (had["parallel.tp"], had["parallel.pp"]) == (tuned.tp, tuned.pp)
+    assert (had["batch.global"], had["model.seq_len"]) == (128, 2048)
+    assert not had["parallel.overlap_grad_reduce"]
+
+
+def test_a_recipe_that_tunes_packs_as_it_is_told() -> None:
+    head = "from nemo.collections.llm.recipes.llama3_8b import finetune_recipe as own\n"
+    packed = read(f"{head}a = own(peft_scheme='none', packed_sequence=True, seq_length=8192)\n")
+    assert (packed["data.global_batch_size"], packed["data.seq_length"]) == (8, 8192)
+    for more, words in (
+        ("", "trains an adapter \\(lora\\), as finetune_recipe does by default"),
+        ("peft_scheme='dora'", "trains an adapter \\(dora\\), in a model that is split"),
+        ("peft_scheme=f()", "is given peft_scheme, which only running tells"),
+        ("peft_scheme=None, packed_sequence=True", "does not say seq_length"),
+    ):
+        with pytest.raises(ScenarioError, match=words):
+            read(f"{head}a = own({more})\n")
+    with pytest.raises(ScenarioError, match="finetune_recipe of gpt3_175b is in no table here"):
+        read(f"{HEAD}a = llm.gpt3_175b.finetune_recipe()\n")
+
+
 def test_every_model_of_the_recipes_is_one_that_the_table_names() -> None:
     row = next(row for row in load("nemo").rows if row.option == "model.config._target_")
     known = {str(pair[0]) for pair in row.map or ()}

@@ -7,6 +7,7 @@ counts against that. The program is read as a tree and never run: what only runn
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
@@ -65,9 +66,24 @@ _ARGUMENTS = {
     "seq_length": "data.seq_length",
 }
 """Arguments of recipes whose degrees and batch are open."""
+_TUNED_TOKENS = 2048
+_TUNED_SAMPLES = 128
+_PACKED_SAMPLES = 8
+"""Of a step of ``finetune_recipe``, the last where it packs sequences (finetune_default.py of nemo_toolkit 2.5.0)."""
+_KINDS = ("pretrain_recipe", "finetune_recipe")
+_TUNING = ("peft_scheme", "seq_length", "packed_sequence")
+"""Arguments of ``finetune_recipe`` alone."""
 _USUAL = ("num_nodes", "num_gpus_per_node")
 _IDLE = ("dir", "name", "fn", "max_steps", "callbacks", "pipeline_parallelism_type", "gradient_clip_val")
 _IDLE_ENDS = ("_lr", "_steps", "_batches", "_interval")
+
+
+class TunedRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ``finetune_recipe`` of a module has otherwise where it trains all parameters."""
+
+    nodes: int = 1
+    tp: int = 1
+    pp: int = 1
 
 
 class NemoRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +105,23 @@ class NemoRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     again: bool = False
     late: bool = False
     open: bool = False
+    tuned: TunedRecipe | None = None
+
+    def of_tuning(self) -> NemoRecipe | None:
+        """What ``finetune_recipe`` has; None where the table does not say."""
+        if self.tuned is None:
+            return None
+        return NemoRecipe(
+            self.model,
+            _TUNED_TOKENS,
+            _TUNED_SAMPLES,
+            nodes=self.tuned.nodes,
+            tp=self.tuned.tp,
+            pp=self.tuned.pp,
+            etp=self.etp,
+            late=True,
+            open=self.open,
+        )
 
     def options(self) -> dict[str, Any]:
         """Options as NeMo's YAML has them."""
@@ -147,39 +180,51 @@ def options(tree: ast.Module, name: str) -> tuple[dict[str, Any], list[str]]:
         raise ScenarioError(
             f"{name} (line {call.lineno}): the recipe {module} is in no table here; {nearest(module, rows)}; {ASKED}"
         )
-    reading = _Reading(ProgramValues(tree), name, rows[module])
+    kind = last_name(call.func) if isinstance(call.func, ast.Attribute) else _imported(tree)[last_name(call.func)][1]
+    is_tuning = kind == _KINDS[1]
+    recipe = rows[module].of_tuning() if is_tuning else rows[module]
+    if recipe is None:
+        raise ScenarioError(f"{name} (line {call.lineno}): {kind} of {module} is in no table here; {ASKED}")
+    reading = _Reading(ProgramValues(tree), name, recipe, is_tuning=is_tuning)
     reading.taken(call)
-    note = f"{name}: {module}.pretrain_recipe as nemo_toolkit 2.4.0 has it, with what the program sets of it"
+    release = "2.5.0" if is_tuning else "2.4.0"
+    note = f"{name}: {module}.{kind} as nemo_toolkit {release} has it, with what the program sets of it"
     return reading.options, [note, *reading.notes]
 
 
 def _calls(tree: ast.Module) -> list[tuple[ast.Call, str]]:
     """Calls for a recipe, each with the module that it is of."""
-    imported = {
-        alias.asname or alias.name: (node.module or "").removeprefix(RECIPES)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(RECIPES)
-        for alias in node.names
-        if alias.name == "pretrain_recipe"
-    }
+    imported = _imported(tree)
     met: list[tuple[ast.Call, str]] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "pretrain_recipe":
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _KINDS:
             met.append((node, last_name(node.func.value)))
         elif isinstance(node.func, ast.Name) and node.func.id in imported:
-            met.append((node, imported[node.func.id]))
+            met.append((node, imported[node.func.id][0]))
     return met
+
+
+def _imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """The module and the kind of each recipe that is imported by a name."""
+    return {
+        alias.asname or alias.name: ((node.module or "").removeprefix(RECIPES), alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(RECIPES)
+        for alias in node.names
+        if alias.name in _KINDS
+    }
 
 
 class _Reading:
     """A program's recipe, and what is set of it, statement by statement."""
 
-    def __init__(self, values: ProgramValues, name: str, recipe: NemoRecipe) -> None:
+    def __init__(self, values: ProgramValues, name: str, recipe: NemoRecipe, *, is_tuning: bool = False) -> None:
         self.values = values
         self.name = name
         self.recipe = recipe
+        self.is_tuning = is_tuning
         self.options = recipe.options()
         self.notes: list[str] = []
         self.followed: set[int] = set()
@@ -187,13 +232,37 @@ class _Reading:
     def taken(self, call: ast.Call) -> None:
         """Read the call, then every function that has the recipe by a name of its own."""
         scope = self.values.scope_of(call)
+        tuning = [word for word in call.keywords if self.is_tuning and word.arg in _TUNING]
         for word in call.keywords:
-            self._argument(word, scope)
+            if word not in tuning:
+                self._argument(word, scope)
+        if self.is_tuning:
+            self._tuned(call, {word.arg: self.values.of(word.value, scope) for word in tuning})
         if call.args:
             self._refuse(call, "is given arguments without names")
         for holder, names in self.values.holders(call):
             self._statements(holder.node.body, holder, names, straight=True)
         self._unfollowed()
+
+    def _tuned(self, call: ast.Call, given: Mapping[str | None, Any]) -> None:
+        """What only ``finetune_recipe`` is given: whether it trains adapters, and how long sequences are."""
+        for name, value in given.items():
+            if value is UNREAD:
+                self._refuse(call, f"is given {name}, which only running tells: write its value")
+        scheme = given.get("peft_scheme", "lora")
+        if scheme is not None and str(scheme).lower() != "none":
+            usual = "" if "peft_scheme" in given else ", as finetune_recipe does by default"
+            self._refuse(call, f"trains an adapter ({scheme}){usual}, in a model that is split, which is not played")
+        length = given.get("seq_length")
+        if given.get("packed_sequence"):
+            if length is None and not self.recipe.open:
+                self._refuse(call, "packs sequences, and does not say seq_length")
+            self.options["data.global_batch_size"] = _PACKED_SAMPLES
+            self.notes.append(f"{self.name}: sequences are packed, and attention sees one document in each")
+        else:
+            self.notes.append(f"{self.name}: every sample has the longest sequence, which packed_sequence would fill")
+        if length is not None:
+            self.options["data.seq_length"] = length
 
     def _unfollowed(self) -> None:
         """Refuse what is set of a recipe by a name that was not followed: in a class, in a loop, by a second name."""
@@ -214,7 +283,9 @@ class _Reading:
             return
         if name in _USUAL:
             self._set("trainer.num_nodes" if name == "num_nodes" else "trainer.devices", value, word.value)
-        elif self.recipe.open and name in _ARGUMENTS:
+        elif self.is_tuning and name in {"resume_path", "tokenizer"}:
+            return
+        elif self.recipe.open and not self.is_tuning and name in _ARGUMENTS:
             self._set(_ARGUMENTS[name], value, word.value)
         elif self.recipe.open and name == "precision" and value in _PRECISIONS:
             self._set("trainer.plugins", CalledClass(_PRECISIONS[value]), word.value)
