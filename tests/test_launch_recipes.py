@@ -336,6 +336,34 @@ def test_a_configuration_of_python_that_is_none_is_refused(config, words):
         titan(config)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Controller.Config", "trains by reinforcement learning"),
+        ("GraphTrainer.Config", "traced and compiled as a whole"),
+        ("FluxTrainer.Config", "makes images"),
+        ("OwnBackendConfig", "is a OwnBackendConfig, which is not read"),
+    ],
+)
+def test_what_another_trainer_of_torchtitan_does_is_said(kind, words):
+    text = f"from torchtitan.own import model\ndef one() -> {kind}:\n    return made(llama3_8b())\n"
+    with pytest.raises(ScenarioError, match=words):
+        read(("config_registry.py", text))
+    with pytest.raises(ScenarioError, match=words):
+        exchange.read([document(text, "config_registry.py")], MACHINE, model="llama3-8b")
+
+
+def test_torchtitans_images_are_refused_and_its_experts_may_have_8_bits():
+    images = TITAN.replace("optimizer=", "dataloader=MMDataLoader.Config(dataset='own'), optimizer=")
+    command = "torchrun --nproc_per_node 8 --nnodes 1 -m torchtitan.train --module llama3 --config llama3_8b"
+    with pytest.raises(ScenarioError, match="reads images beside text"):
+        read(("run.sh", command), ("config_registry.py", images))
+    both = "converters=[Float8LinearConverter.Config(), Float8GroupedExpertsConverter.Config()]"
+    experts = TITAN.replace('model_registry("8B")', f'model_registry("16B", {both})', 1)
+    made = read(("run.sh", command.replace("--module llama3", "--module deepseek_v3")), ("config_registry.py", experts))
+    assert exchange.canonical(made.scenario)["model.dtype"] == "fp8"
+
+
 def test_of_many_configurations_of_python_one_must_be_named():
     with pytest.raises(ScenarioError, match=r"holds the configurations llama3_8b, .*give the script that has --config"):
         read(("config_registry.py", TITAN))

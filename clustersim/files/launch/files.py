@@ -27,6 +27,7 @@ class OptionValue:
 
 
 _CHANGE = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w.]*=")
+_OF_TITAN = re.compile(r"^from torchtitan\b(?s:.*)^def \w+\(\) -> \w+\.?Config:", re.MULTILINE)
 PYTHON = "python"
 """The kind of torchtitan's registry of configurations, of which one is chosen later."""
 HOSTS = "hosts"
@@ -116,7 +117,7 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     """
     if "\0" in text or not text.strip():
         raise ScenarioError(f"{name}: holds a NUL character; is it a text?" if text.strip() else f"{name}: is empty")
-    if Path(name).suffix == ".py" and "Trainer.Config(" in text:
+    if Path(name).suffix == ".py" and ("Trainer.Config(" in text or _OF_TITAN.search(text)):
         return Document(name, PYTHON, text=text)
     if Path(name).suffix == ".py" and (script := _of_lightning(text, name)) is not None:
         return script

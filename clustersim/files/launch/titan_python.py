@@ -20,7 +20,19 @@ from clustersim.files.launch.table import FrameworkTable
 DEPTH = 20
 """Configurations that are made of others."""
 MODES = {"SelectiveAC": "selective", "FullAC": "full", "None": "none"}
-CONVERTERS = {"Float8LinearConverter": "quantize.linear.float8", "MXFP8LinearConverter": "quantize.linear.mx"}
+CONVERTERS = {
+    "Float8LinearConverter": "quantize.linear.float8",
+    "Float8GroupedExpertsConverter": "quantize.grouped_mm.float8",
+    "MXFP8LinearConverter": "quantize.linear.mx",
+    "MXFP8GroupedExpertsConverter": "quantize.grouped_mm.mx",
+}
+OTHERS = {
+    "Controller.Config": "which trains by reinforcement learning, on generated text",
+    "FluxTrainer.Config": "which trains a model that makes images",
+    "GraphTrainer.Config": "whose step is traced and compiled as a whole (graph_trainer), which is not played",
+    "FaultTolerantTrainer.Config": "whose replicas are averaged over torchft, which is not played",
+}
+"""What other trainers of torchtitan do."""
 SHOWN = 6
 
 
@@ -55,6 +67,10 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
                     f"{document.name}: holds the configurations {few(list(functions), SHOWN)}; give the script that "
                     "has --config NAME too"
                 )
+            kind = ast.unparse(functions[name].returns or ast.Constant(None)).strip("'")
+            if kind != "Trainer.Config":
+                why = OTHERS.get(kind, "which is not read")
+                raise ScenarioError(f"{document.name}: {name} is a {kind}, {why}; those of Trainer.Config are")
             config = _config(name, functions, document, 0)
             module = next((_named(one, "module") for one in read if _named(one, "module")), "")
             for option, value in _options(config, module or _module(document.name, name, table)):
@@ -161,6 +177,8 @@ def _options(config: Made, module: str) -> Iterator[tuple[str, Any]]:
         elif section == "optimizer":
             kind = made.kind if isinstance(made, Made) else str(made)
             yield "optimizer.name", "AdamW" if kind == "default_adamw" else kind
+        elif section == "dataloader" and isinstance(made, Made) and made.kind.startswith(("MM", "_mm")):
+            yield "dataloader.images", True
         elif section == "loss" and isinstance(made, Made):
             yield "loss.chunked", made.kind == "ChunkedLossWrapper"
         elif isinstance(made, Made):
