@@ -328,3 +328,77 @@ def test_another_pattern_of_experts_is_refused():
     words = "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope --num-experts 8"
     with pytest.raises(ScenarioError, match=r"--moe-layer-freq .*another pattern is not played"):
         megatron(f"{words} --untie-embeddings-and-output-weights --moe-layer-freq '[0,1,1,0]'")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("--lora-r 16 --lora-alpha 32", "trains adapters in a model that is split"),
+        ("--lora-target-modules linear_qkv", "trains adapters in a model that is split"),
+        ("--stage dpo", "trains by DPO"),
+        ("--mm-model model.json", "is of MindSpeed-MM"),
+        ("--num-frames 129", "trains on video"),
+        ("--context-parallel-size 2 --context-parallel-algo hybrid_cp_algo", "'hybrid_cp_algo' is not a choice"),
+    ],
+)
+def test_what_forks_of_megatron_train_otherwise_is_refused(more, why):
+    with pytest.raises(ScenarioError, match=why):
+        megatron(more)
+
+
+@pytest.mark.parametrize(
+    ("word", "means"), [("megatron_cp_algo", "p2p"), ("ulysses_cp_algo", "a2a"), ("kvallgather_cp_algo", "all_gather")]
+)
+def test_how_mindspeed_splits_sequences_is_read(word, means):
+    made = megatron(f"--context-parallel-size 2 --context-parallel-algo {word}")
+    assert exchange.canonical(made.scenario)["parallel.cp_comm_type"] == means
+    assert not made.unknown
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("evaluate_megatron_llama.py", "evaluates: no training"),
+        ("run_inference.py", "generates text: no training"),
+        ("convert_ckpt.py", "converts a checkpoint: no training"),
+        ("pretrain_sora.py", "images or video"),
+    ],
+)
+def test_a_program_of_megatron_that_trains_no_language_model_is_refused(program, why):
+    with pytest.raises(ScenarioError, match=why):
+        read(f"torchrun --nproc_per_node 8 {program} {SMALL} {BATCH}\n")
+
+
+def test_a_program_of_nemo_that_generates_is_refused_whatever_the_model():
+    command = "python megatron_gpt_generate.py trainer.devices=2 trainer.num_nodes=1 model.tensor_model_parallel_size=1"
+    with pytest.raises(ScenarioError, match="generates text: no training"):
+        read(command, model="llama3-8b")
+
+
+def test_a_configuration_that_hydra_names_is_asked_for():
+    with pytest.raises(ScenarioError, match="--config-name names sft; give that file too"):
+        read("torchrun --nproc_per_node 8 tune.py --config-path /conf --config-name sft\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=own trainer.nnodes=1\n", "run.sh"),
+        ("torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer data.train_batch_size=8\n", "run.sh"),
+        ("actor_rollout_ref:\n  model:\n    path: own\ntrainer:\n  nnodes: 1\n", "ppo.yaml"),
+    ],
+)
+def test_verl_is_named_and_refused(text, name):
+    with pytest.raises(ScenarioError, match="is of verl"):
+        read(text, name)
+
+
+def test_a_script_with_axolotls_name_of_the_model_is_no_axolotl():
+    head = "torchrun --nproc_per_node 8 tune.py --base_model meta-llama/Llama-3.1-8B --cutoff_len 512 --bf16"
+    made = read(f"{head} --per_device_train_batch_size 2\n")
+    had = exchange.canonical(made.scenario)
+    assert had["batch.micro"] == 2
+    assert had.get("strategy.param_dtype") != "bf16"
+    assert not any("axolotl" in note for note in made.notes)
+    with pytest.raises(ScenarioError, match="--batch_size 128 would say"):
+        read(f"{head} --micro_batch_size 4 --batch_size 128\n")

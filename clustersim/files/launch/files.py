@@ -349,12 +349,20 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
     files = ", ".join(short(file.name) for file in read)
     problem = "are of " + " and ".join(sorted(owners)) if owners else "hold no option that tells whose they are"
     unset = [note.partition(": ")[2] for file in read for note in file.notes if UNSET in note]
-    problem = "; ".join([problem, *unset])
+    named = [f"--config-name names {said.value}; give that file too" for said in _named_by_hydra(read) if not owners]
+    problem = "; ".join([problem, *named, *unset])
     raise ScenarioError(f"{files}: {problem}; say --from {'|'.join(NAMES)}")
+
+
+def _named_by_hydra(read: Sequence[Document]) -> list[OptionValue]:
+    """What ``--config-name`` of Hydra says, of each command that has it."""
+    return [file.options[key] for file in read if (key := ("args", "config_name")) in file.options]
 
 
 def _whose(file: Document) -> str | None:
     names = [name for _, name in (*file.options, *file.overrides)]
+    if file.program.startswith("verl.") or any(name.startswith("actor_rollout_ref.") for name in names):
+        raise ScenarioError(f"{file.name}: is of verl, {NOT_READ}")
     if file.kind in {"yaml", "json"}:
         own = _of_recipe(file, names)
         if own is not None:

@@ -63,7 +63,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
             _of_trl(one)
         swift.arranged(one)
         _renamed(one)
-        if "base_model" in names:
+        if "base_model" in names and (one.kind != "shell" or one.program.startswith("axolotl")):
             _of_axolotl(one)
         _attention(one)
         factory.arranged(one)
