@@ -406,3 +406,47 @@ def test_presets_of_swift_below_stage_2_have_its_buckets_and_masters(stage):
     else:
         assert had["strategy.framework"] == "megatron"
         assert had["parallel.grad_reduce_in_fp32"] is False
+
+
+SWIFT_FILE = "model: Qwen/Qwen3-4B\ntuner_type: lora\nlora_rank: 16\nmax_length: 512\nper_device_train_batch_size: 2\n"
+
+
+@pytest.mark.parametrize("command", ["swift sft own.yaml", "swift sft --config own.yaml"])
+def test_a_file_of_swifts_arguments_counts_where_its_command_says_nothing(command):
+    files = [document(f"NPROC_PER_NODE=4 {command}\n", "a.sh"), document(SWIFT_FILE, "own.yaml")]
+    had = exchange.canonical(exchange.read(files, {"topology": "hgx-h100"}).scenario)
+    assert (had["batch.micro"], had["batch.count"]) == (2, 2)
+    assert (had["model.adapter.rank"], had["model.seq_len"]) == (16, 512)
+    files = [document(f"NPROC_PER_NODE=4 {command} --max_length 1024\n", "a.sh"), document(SWIFT_FILE, "own.yaml")]
+    assert exchange.canonical(exchange.read(files, {"topology": "hgx-h100"}).scenario)["model.seq_len"] == 1024
+
+
+def test_a_file_of_swifts_arguments_alone_has_swifts_defaults():
+    had = fields(f"{SWIFT_FILE}gradient_accumulation_steps: 4\n")
+    assert (had["batch.micro"], had["batch.count"], had["model.adapter.rank"]) == (2, 4, 16)
+    assert had["model.activation_checkpointing"] == "full"
+    assert had["model.dtype"] == "bf16"
+    with pytest.raises(ScenarioError, match="gradient_accumulation_steps is not said"):
+        read(SWIFT_FILE)
+
+
+@pytest.mark.parametrize("degree", [4, 16])
+def test_sequences_that_ulysses_splits_are_refused(degree):
+    with pytest.raises(ScenarioError, match="splits sequences by Ulysses"):
+        read(f"{FACTORY}sequence_parallel_size: {degree}\n")
+    assert read(f"{FACTORY}sequence_parallel_size: 1\n").scenario
+
+
+def test_arguments_in_sections_of_a_scripts_own_are_not_left_out():
+    own = "model_name: Qwen/Qwen3-4B\ntraining:\n  per_device_train_batch_size: 2\n  bf16: true\n"
+    command = document("accelerate launch --multi_gpu --num_processes 8 own.py --config own.yaml\n", "a.sh")
+    with pytest.raises(ScenarioError, match=r"training\.per_device_train_batch_size is in a section of a script's own"):
+        exchange.read([command, document(own, "own.yaml")], {"topology": "hgx-h100"})
+
+
+def test_foundrys_deepspeed_is_no_ddp():
+    text = "max_seq_len: 512\nmodel:\n  name: hf_causal_lm\n  pretrained_model_name_or_path: meta-llama/Llama-2-7b-hf\n"
+    text += "train_loader: {name: text}\nglobal_train_batch_size: 64\ndevice_train_microbatch_size: 4\n"
+    assert read(text).framework.name == "foundry"
+    with pytest.raises(ScenarioError, match="shards by DeepSpeed"):
+        read(f"{text}deepspeed_config:\n  zero_optimization:\n    stage: 3\n")

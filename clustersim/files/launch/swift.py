@@ -7,6 +7,8 @@ Names and defaults: modelscope/ms-swift ``swift/arguments/sft_args.py`` (at 00e9
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
@@ -57,7 +59,7 @@ def arranged(command: Document) -> None:
     GPUs of one process, and a count of passes that hangs on a number of ranks that nobody says.
     """
     options = command.options
-    own = command.program in SWIFT and any(("args", name) in options for name in TUNERS)
+    own = (command.program in SWIFT or command.kind == "yaml") and any(("args", name) in options for name in TUNERS)
     if not (own or command.program in COMMANDS):
         return
     _refuse_placed(command)
@@ -81,6 +83,24 @@ def arranged(command: Document) -> None:
     if added:
         words = ", ".join(f"{name} {str(value).lower()}" for name, value in added.items())
         command.notes.append(f"{command.name}: as ms-swift has it by default: {words}")
+
+
+def filled(read: Sequence[Document]) -> None:
+    """Put what a file of arguments says into the command that names it (``swift sft FILE``, ``--config FILE``), which
+    counts against it; of a file alone they are arguments, too. Changes the documents."""
+    commands = [one for one in read if one.program in COMMANDS]
+    for file in read:
+        if file.kind != "yaml" or not {name for _, name in file.options} & set(TUNERS):
+            continue
+        own = {("args", name): said for (_, name), said in file.options.items()}
+        named = [one for one in commands if Path(str(_config(one))).name == Path(file.name).name]
+        file.options = {} if named else own
+        for command in named:
+            command.options = {**own, **command.options}
+
+
+def _config(command: Document) -> Any:
+    return getattr(command.options.get(("args", "config")), "value", "")
 
 
 def _tuned(command: Document) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from clustersim.files.launch.table import FrameworkTable
 
 ARGUMENTS = ("model_name_or_path", "per_device_train_batch_size", "base_model")
 """Keys of files that hold the arguments of a training script: of Trainer's, TRL's, LLaMA-Factory's and axolotl's."""
+SECTIONED = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length")
+"""Arguments that are read where they are in no section of a file, but DeepSpeed's of accelerate."""
 FINETUNED = re.compile(r"(-instruct|-chat|-it|-base|-hf|-bnb-4bit|-deduped|-\d{4})+$")
 """Endings of names whose models have the sizes of the name without them."""
 SHARDING = {
@@ -52,8 +54,10 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     for one in read:
         if one.kind == "json" and Path(one.name).name in shards:
             one.options = {("config", f"{_CONFIG}.{name}"): said for (_, name), said in one.options.items()}
+    swift.filled(read)
     for one in read:
         names = {name for _, name in one.options}
+        _refuse_sections(one, names)
         if one.kind in {"yaml", "json"} and names & set(ARGUMENTS):
             one.options = {_place(key, known): said for key, said in one.options.items()}
         factory.renamed(one)
@@ -75,6 +79,23 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     _clipped(read)
     _meshed(read)
     _unsaid_strategy(read)
+
+
+def _refuse_sections(one: Document, names: set[str]) -> None:
+    """Raise :class:`ScenarioError` for arguments in sections of a script's own file, whose words nobody else has."""
+    if one.kind not in {"yaml", "json"}:
+        return
+    inside = (
+        name
+        for name in sorted(names)
+        if "." in name and name.rsplit(".", 1)[1] in SECTIONED and not name.startswith("deepspeed")
+    )
+    name = next(inside, None)
+    if name is not None:
+        raise ScenarioError(
+            f"{one.name}: {name} is in a section of a script's own; give what the Trainer is given: "
+            f"{name.rsplit('.', 1)[1]} and its kin without sections"
+        )
 
 
 def _commanded(read: Sequence[Document]) -> None:
