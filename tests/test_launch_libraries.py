@@ -450,3 +450,20 @@ def test_foundrys_deepspeed_is_no_ddp():
     assert read(text).framework.name == "foundry"
     with pytest.raises(ScenarioError, match="shards by DeepSpeed"):
         read(f"{text}deepspeed_config:\n  zero_optimization:\n    stage: 3\n")
+
+
+def test_adapters_that_begin_as_a_models_own_weights_train_as_others_do():
+    lora = FACTORY.replace("finetuning_type: full", "finetuning_type: lora\nlora_rank: 8\nlora_target: all")
+    had = fields(f"{lora}pissa_init: true\npissa_iter: 16\n")
+    assert had["model.adapter.rank"] == 8
+    command = "python scripts/pissa_init.py --model_name_or_path Qwen/Qwen3-4B --output_dir out --pissa_iter 16\n"
+    with pytest.raises(ScenarioError, match="trains nothing"):
+        script(command)
+
+
+def test_ranks_that_fill_no_nodes_are_asked_for():
+    text = document(f"{FACTORY}ray_num_workers: 12\n", "a.yaml")
+    with pytest.raises(ScenarioError, match="12 does not fill nodes of 8 GPUs; give --nodes and --gpus-per-node"):
+        exchange.read([text], {"topology": "hgx-h100"})
+    asked = exchange.read([text], {"topology": "hgx-h100", "nodes": 2, "gpus_per_node": 6})
+    assert asked.scenario

@@ -357,6 +357,11 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     if world and "nodes" not in cluster_table:
         gpus = cluster_table.get("gpus_per_node") or len(fabrics.load(topology, nodes=1).gpus)
         cluster_table["nodes"] = max(1, world // gpus)
+        if world > gpus and world % gpus:
+            by = fields.by["cluster.world"]
+            raise ScenarioError(
+                f"{by.where}: {by.name} {world} does not fill nodes of {gpus} GPUs; give --nodes and --gpus-per-node"
+            )
     alone = world and cluster_table.get("nodes") == 1 and "gpus_per_node" not in cluster_table
     if alone and world <= len(fabrics.load(topology, nodes=1).gpus):  # it may have more GPUs
         cluster_table["gpus_per_node"] = world
