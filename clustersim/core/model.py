@@ -144,6 +144,20 @@ class Kernel:
         return self.flops + self.backward_flops - (self.flops if "R" in self.halves else 0.0)
 
 
+ADAPTER = "_lora_"
+"""What joins the names of a product and of a kernel of the adapter beside it."""
+
+
+def product_beside(name: str) -> str:
+    """Beside which product a kernel is an adapter's; empty for any other kernel.
+
+    >>> product_beside("q_lora_A"), product_beside("q")
+    ('q', '')
+    """
+    product, joined, _ = name.rpartition(ADAPTER)
+    return product if joined else ""
+
+
 @dataclass(frozen=True)
 class Layer:
     """A unit of compute: what FSDP would wrap and what a timeline shows as one span.

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from clustersim.core.errors import ModelError, few, nearest
-from clustersim.core.model import Kernel, Layer, Model, Tensor
+from clustersim.core.model import ADAPTER, Kernel, Layer, Model, Tensor
 from clustersim.model.backward import LayerLinks, ProductLink, linked, rewritten
 
 ALL_LINEAR = "all-linear"
@@ -191,9 +191,18 @@ class _Rewriting(msgspec.Struct, frozen=True):
                 link = next(link for link in self.links.products if link.tensor == tensor.name)
                 rank = self.adapter.rank
                 module = tensor.name.removesuffix(".weight")
-                listed.append(Tensor(f"{module}.lora_A.weight", rank * link.n_in, width=link.n_in))
-                listed.append(Tensor(f"{module}.lora_B.weight", rank * link.n_out, width=rank))
+                _, first, second, _ = _CUTS.get(tensor.cut, ("whole",) * 4)
+                listed.append(Tensor(f"{module}.lora_A.weight", rank * link.n_in, cut=first, width=link.n_in))
+                listed.append(Tensor(f"{module}.lora_B.weight", rank * link.n_out, cut=second, width=rank))
         return tuple(listed)
+
+
+_CUTS = {
+    "column": ("whole", "column", "column", "heads"),
+    "row": ("heads", "row", "column", "sequence"),
+}
+"""How tensor parallelism cuts an adapter beside a product that it cuts so: what comes ahead of its products, these two,
+and what comes behind (Megatron-Bridge peft/utils.py, ``ParallelLinearAdapter``)."""
 
 
 def _adapter_kernels(
@@ -206,20 +215,21 @@ def _adapter_kernels(
     """
     rows = product.flops / (2.0 * product.n * product.k)
     name = product.name
+    cuts = _CUTS.get(product.cut, ("sequence",) * 4)
     casts = wide and not adapter.load_in_4bit
     kept_input = rows * link.n_in if first or casts or adapter.dropout else 0.0
     listed: list[Kernel] = []
     if casts:
-        listed.append(_passes(f"{name}_lora_cast", rows * link.n_in, 6.0, 6.0, (2, 2)))
+        listed.append(_passes(f"{name}{ADAPTER}cast", rows * link.n_in, 6.0, 6.0, (2, 2), cuts[0]))
     if adapter.dropout:
         mask = rows * link.n_in
-        dropped = _passes(f"{name}_lora_dropout", mask, 2.25, 2.25, (1, 1))
+        dropped = _passes(f"{name}{ADAPTER}dropout", mask, 2.25, 2.25, (1, 1), cuts[0])
         listed.append(replace(dropped, saved=mask / 2.0, kept=(mask, mask, mask)))
     listed += [
-        _product(f"{name}_lora_A", product, rows, (link.n_in, adapter.rank), kept_input),
-        _product(f"{name}_lora_B", product, rows, (adapter.rank, link.n_out), rows * adapter.rank),
-        _passes(f"{name}_lora_scale", rows * link.n_out, 2.0, 2.0, (1, 1)),
-        _passes(f"{name}_lora_sum", rows * link.n_out, 3.0, 3.0 * link.n_in / link.n_out, (1, 1)),
+        replace(_product(f"{name}{ADAPTER}A", product, rows, (link.n_in, adapter.rank), kept_input), cut=cuts[1]),
+        replace(_product(f"{name}{ADAPTER}B", product, rows, (adapter.rank, link.n_out), rows * adapter.rank), cut=cuts[2]),
+        _passes(f"{name}{ADAPTER}scale", rows * link.n_out, 2.0, 2.0, (1, 1), cuts[3]),
+        _passes(f"{name}{ADAPTER}sum", rows * link.n_out, 3.0, 3.0 * link.n_in / link.n_out, (1, 1), cuts[3]),
     ]
     return tuple(listed)
 
@@ -246,7 +256,9 @@ def _product(name: str, of: Kernel, rows: float, sizes: tuple[int, int], kept: f
     )
 
 
-def _passes(name: str, elements: float, ahead: float, back: float, launches: tuple[int, int]) -> Kernel:
+def _passes(
+    name: str, elements: float, ahead: float, back: float, launches: tuple[int, int], cut: str = "sequence"
+) -> Kernel:
     """A bandwidth-bound op of so many passes over ``elements`` a sample that keeps nothing."""
     return Kernel(
         name,
@@ -255,6 +267,7 @@ def _passes(name: str, elements: float, ahead: float, back: float, launches: tup
         backward_nbytes=back * elements,
         launches=launches[0],
         backward_launches=launches[1],
+        cut=cut,
         kept=(0.0, 0.0, 0.0),
     )
 

@@ -17,11 +17,11 @@ steps ask for, and how far each publisher's steps are off with the level of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from clustersim.core.model import Kernel
+from clustersim.core.model import Kernel, product_beside
 from clustersim.core.texts import data_table
 from clustersim.core.topology import NodeType
 from clustersim.core.units import parse_time
@@ -161,8 +161,8 @@ class HostLaw(msgspec.Struct, frozen=True):
                 called.add(("graph", part))
                 seconds += replayed * self.call
                 continue
-            if self.joined and weighted(kernel) and not kernel.saved:
-                continue  # the input is kept for the first of those that read it
+            if self.joined and _behind_another(kernel, kernels):
+                continue
             launched = launches(kernel, part)
             # Gradients of weights are of tensors that were cast for those of inputs.
             each = min(self.by_expert, 1) if part == "W" else self.by_expert
@@ -181,6 +181,16 @@ class HostLaw(msgspec.Struct, frozen=True):
         """Seconds [s] to call an exchange of this name and kind; copies between pieces are the module's own."""
         graphed = self.graphs and _captured(name, "", self.graphs)
         return 0.0 if graphed or kind == "copies" else POST * self.call
+
+
+def _behind_another(kernel: Kernel, kernels: Sequence[Kernel]) -> bool:
+    """Whether a product reads what one before it reads, which keeps it; one of frozen weights keeps nothing."""
+    if product_beside(kernel.name):
+        return False
+    if weighted(kernel):
+        return not kernel.saved
+    gated = any(other.name == "gate" for other in kernels)
+    return kernel.kind == "gemm" and (kernel.name in {"k", "v"} or (gated and kernel.name == "up"))
 
 
 def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:

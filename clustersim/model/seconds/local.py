@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from clustersim.core.model import Kernel
+from clustersim.core.model import Kernel, Tensor
 from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.host import HostLaw
 from clustersim.model.seconds.optimizer import optimizer_time
-from clustersim.model.seconds.price import Pass, cast_time, price
+from clustersim.model.seconds.price import Pass, cast_time, price, unpack_time
 
 Runs = tuple[tuple[tuple[Kernel, ...], str], ...]
 """Kernels, and which part of each runs: see :func:`clustersim.model.seconds.price.price`."""
@@ -33,12 +33,12 @@ class LocalCost:
     host: HostLaw | None = None
     _known: dict[tuple[object, ...], tuple[Runs, Pass]] = field(default_factory=dict, init=False, repr=False)
 
-    def work(self, runs: Runs, *, dense: bool, cast: int = 0) -> Pass:
+    def work(self, runs: Runs, *, dense: bool, cast: int = 0, packed: tuple[Tensor, ...] = ()) -> Pass:
         """Runs of kernels, back to back. ``dense`` : as in :func:`~clustersim.model.seconds.price.price`. ``cast`` :
-        elements of fp32 weights that autocast copies."""
-        key = (*((id(kernels), part) for kernels, part in runs), dense, cast)
+        elements of fp32 weights that autocast copies. ``packed`` : quantised weights that are written out."""
+        key = (*((id(kernels), part) for kernels, part in runs), dense, cast, packed)
         if key not in self._known:  # the runs are kept with the price, so that no other can take their place
-            seconds = cast_time(self.where, cast)
+            seconds = cast_time(self.where, cast) + unpack_time(self.where, packed)
             self._known[key] = runs, price(self.where, runs, self.micro_batch_size, dense=dense, more=seconds)
         return self._known[key][1]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from clustersim.core.mix import Mix, total
-from clustersim.core.model import Kernel, Layer
+from clustersim.core.model import Kernel, Tensor
 from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.float8 import cast_seconds, padding_seconds
 from clustersim.model.seconds.kernels import flops, launches, spent
@@ -84,10 +84,9 @@ def _mixed(work: float, floor: float, peak: float, bound: str, part: str) -> Mix
     return Mix(peak, work - peak, launch=floor) if bound == "compute" else Mix(peak, memory=work - peak, launch=floor)
 
 
-def unpack_time(where: Setting, layer: Layer) -> float:
-    """Writing out a layer's quantised weights in 16 bits, ahead of each product that reads one [s]: a kernel a weight
+def unpack_time(where: Setting, packed: Collection[Tensor]) -> float:
+    """Writing out quantised weights in 16 bits, ahead of each product that reads one [s]: a kernel a weight
     (bitsandbytes ``kDequantizeBlockwise``)."""
-    packed = [tensor for tensor in layer.tensors if tensor.quantised]
     nbytes = sum((tensor.element + 2.0) * tensor.numel for tensor in packed)
     return nbytes / where.device.stream_rate() + len(packed) * where.device.kernel_floor.value
 

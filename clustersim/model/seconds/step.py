@@ -134,7 +134,7 @@ def _layer(where: Setting, layer: Layer, batch: int, recompute: str, seconds: fl
         where = _launched(where, layer, seconds)
     cast = cast_time(where, layer.parameters) if layer.kind != "embedding" else 0.0
     uncast = cast_time(where, layer.trained) if layer.kind != "embedding" else 0.0
-    unpacked = unpack_time(where, layer) if layer.unpacked else 0.0
+    unpacked = unpack_time(where, [t for t in layer.tensors if t.quantised])
     again = {"none": (), "full": kernels, "selective": _selective(kernels)}[recompute]
     ahead = price(where, ((kernels, "F"),), batch, dense=dense, more=cast + unpacked)
     if not layer.has_backward:

@@ -24,6 +24,7 @@ from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.schema import WHOLE_STEP
 from clustersim.scenario.file.splitting import MEGATRON, cause_of
+from clustersim.scenario.run.frozen import check_frozen, check_reached
 from clustersim.scenario.run.parts import execution_of, layer_time_of, located
 from clustersim.scenario.run.replicas import (
     activations,
@@ -140,22 +141,22 @@ def parts_of(
 
     ``repeated`` : what backward recomputes, as the scenario says when None.
     """
-    if model.partly_frozen:
-        raise ScenarioError(
-            "frozen parts and adapters are played where each rank computes the whole model (strategies single, ddp, "
-            "fsdp and zero), not where [parallel] splits it or has Megatron's data parallelism; leave one of them out"
-        )
     check_replicas(scenario, parallel)
     row = _schedule(scenario, parallel, model)
+    repeats = repeated or recompute(parallel, scenario.file.model.activation_checkpointing)
+    if model.partly_frozen:
+        check_frozen(scenario, parallel, repeats)
     parts = partition(
         model,
         parallel,
-        repeated or recompute(parallel, scenario.file.model.activation_checkpointing),
+        repeats,
         placement=row.placement,
         nproc_per_node=mesh.nproc_per_node,
         nproc_per_domain=mesh.nproc_per_domain,
         histograms=_histograms(scenario, parallel.routing.file),
     )
+    if model.partly_frozen:
+        check_reached(parts)
     return parts, row
 
 

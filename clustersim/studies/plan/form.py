@@ -158,7 +158,9 @@ class FormFamily:
             states = [state_bytes(self.scenario, self.parallel, mesh, stage, row) for stage in own]
             copies = np.array([row.versions(rank, len(parts.stages)) for rank in range(len(parts.stages))])
             counts = self.known.counts(parts)
-            return _always(counts, states, copies, updating=False), _always(counts, states, copies, updating=True)
+            frozen = np.array([stage.frozen_bytes for stage in parts.stages])
+            during, updating = (_always(counts, states, copies, updating=late) for late in (False, True))
+            return during + frozen, updating + frozen
 
         return self.known.once("states", (self._states_of, self._kept, place), made)
 

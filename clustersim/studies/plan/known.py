@@ -60,9 +60,9 @@ class KnownMachines(Keeper):
         return self._parts[key]
 
     def counts(self, parts: Partition) -> tuple[Floats, Floats]:
-        """(ranks,) elements of dense parameters and of experts', of the stages looked at last."""
+        """(ranks,) elements of dense parameters and of experts' that are trained, of the stages looked at last."""
         if self._counted is None or self._counted[0] is not parts:
-            rows = [(stage.parameters, stage.expert_parameters) for stage in parts.stages]
+            rows = [(stage.trained, stage.expert_trained) for stage in parts.stages]
             dense, expert = np.array(rows, dtype=np.float64).T
             self._counted = parts, (dense, expert)
         return self._counted[1]

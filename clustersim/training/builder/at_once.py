@@ -37,7 +37,7 @@ Known = Mapping[object, PassSeconds]
 
 def what(chunk: Chunk, kind: str) -> object:
     """What a pass is: equal for chunks whose layers do the same."""
-    layers = ((id(x.forward), id(x.backward), x.kind, x.parameters, x.expert_load) for x in chunk.layers)
+    layers = ((id(x.forward), id(x.backward), x.kind, x.parameters, x.trained, x.expert_load) for x in chunk.layers)
     return kind, tuple(layers)
 
 

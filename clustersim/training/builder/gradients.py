@@ -103,10 +103,10 @@ class ReplicatedHooks:
 
     def __post_init__(self) -> None:
         for chunk in self.stage.chunks:
-            self._sizes.append(float(sum(layer.parameters + layer.expert_parameters for layer in chunk.layers)))
+            self._sizes.append(float(sum(layer.trained + layer.expert_trained for layer in chunk.layers)))
         for c, chunk in enumerate(self.stage.chunks):
-            self.buckets += _buckets(c, chunk.layers, DENSE, self._limit(c), lambda layer: layer.parameters)
-            self.buckets += _buckets(c, chunk.layers, EXPERT, self._limit(c), lambda layer: layer.expert_parameters)
+            self.buckets += _buckets(c, chunk.layers, DENSE, self._limit(c), lambda layer: layer.trained)
+            self.buckets += _buckets(c, chunk.layers, EXPERT, self._limit(c), lambda layer: layer.expert_trained)
         for bucket in self.buckets:
             for place in bucket.layers:
                 self._of.setdefault(place, []).append(bucket)
@@ -196,8 +196,8 @@ class ReplicatedHooks:
 
     def _updated(self) -> float:
         """Elements that this rank's optimizer updates."""
-        dense = float(self.stage.parameters)
-        expert = float(self.stage.expert_parameters)
+        dense = float(self.stage.trained)
+        expert = float(self.stage.expert_trained)
         if not self.config.distributed:
             return dense + expert
         size = self.here.mesh.size
@@ -205,7 +205,7 @@ class ReplicatedHooks:
 
     def _update(self, after: tuple[int, ...]) -> None:
         numel = self._updated()
-        tensors = 1 if self.config.distributed else sum(len(layer.tensors) for layer in self.stage.layers)
+        tensors = 1 if self.config.distributed else sum(not t.frozen for layer in self.stage.layers for t in layer.tensors)
         seconds = self.here.cost.update(numel, tensors) + self.config.copies * numel / self.here.rate
         self.here.ops.kernel = self.here.ops.compute("optimizer", seconds, "optimizer", after=after)
         if self.config.distributed:

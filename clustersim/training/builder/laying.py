@@ -167,8 +167,14 @@ class StageOps:
 
     def price(self, layer: LocalLayer, run: WorkRun) -> Pass:
         """What a run of a layer's works costs."""
-        cast = layer.parameters if run.items[0] == 0 else 0
-        return self.cost.work(run.runs, dense=layer.kind == "block", cast=cast)
+        dense = layer.kind == "block"
+        if run.items[0]:
+            return self.cost.work(run.runs, dense=dense)
+        # Quantised weights are written out for each pass that reads them: forward, forward again, gradients of inputs.
+        ahead = run.part == "F"
+        again = not ahead and any(item.part == "R" for item in layer.backward)
+        cast = layer.parameters if ahead else layer.trained
+        return self.cost.work(run.runs, dense=dense, cast=cast, packed=layer.quantised * (2 if again else 1))
 
     def load(self, layer: LocalLayer) -> float | Floats:
         """Rows of a rank's experts over their mean: one number, or (n,) where positions differ."""

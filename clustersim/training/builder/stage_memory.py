@@ -82,7 +82,8 @@ def stages(
 def _stage(
     stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStash, versions: int, gpu: Device | None
 ) -> MemoryUse:
-    count = stage.parameters, stage.expert_parameters
+    count = stage.trained, stage.expert_trained
+    packed = max((t.numel for layer in stage.layers for t in layer.quantised), default=0)
     names, activations, logits = zip(*_moments(stage, order, batch), strict=True)
     n = len(names)
     updating = np.arange(n) == n - 1
@@ -92,9 +93,9 @@ def _stage(
 
     workspace = always(states.workspace)
     columns = {
-        "parameters": always(states.parameters),
+        "parameters": always(states.parameters) + stage.frozen_bytes,
         "gathered": always(states.gathered),
-        "weight_copies": (versions - 1) * always(states.parameters),
+        "weight_copies": (versions - 1) * always(states.parameters) + np.where(updating, 0.0, 2.0 * packed),
         "master_weights": always(states.masters),
         "gradients": np.where(updating, always(states.reduced or states.gradients), always(states.gradients)),
         "optimizer_states": always(states.states),

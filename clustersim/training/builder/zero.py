@@ -34,7 +34,7 @@ def zero_hooks(stage_ops: StageOps, stage: Stage, cost: StepCost, config: ZeroCo
     hooks = zero.hooks(stage_ops.ops, model, cost, stage_ops.mesh, config)
     hooks.lays_whole = True
     hooks.joined = lambda after: shared_gradients(stage_ops, stage, 0, config.param_dtype, after)
-    return ExpertHooks(hooks, stage_ops, stage, config) if stage.expert_parameters else hooks
+    return ExpertHooks(hooks, stage_ops, stage, config) if stage.expert_trained else hooks
 
 
 @dataclass
@@ -63,7 +63,7 @@ class ExpertHooks:
         yield from self.dense.around(place, action, last=last)
         if action.kind != "B":
             return
-        self.filled += self.stage.chunks[place[0]].layers[place[1]].expert_parameters
+        self.filled += self.stage.chunks[place[0]].layers[place[1]].expert_trained
         if self.filled and (self.filled >= elements(self.config.zero_optimization.reduce_bucket_size) or not place[1]):
             self._reduce()
 
@@ -90,19 +90,19 @@ class ExpertHooks:
         ops = self.here.ops
         cost = self.here.cost
         size = DTYPE_BYTES[self.config.param_dtype]
-        numel = self.stage.expert_parameters / self.here.groups(EXPERT).shape[1]
+        numel = self.stage.expert_trained / self.here.groups(EXPERT).shape[1]
         seconds = cost.update(numel, 1) + 2.0 * numel * (size + 4.0) / self.here.rate * (size < 4)
         after, ops.waits = (*ops.waits, *self.reduced[-1:]), ()
         updated = (ops.compute("optimizer experts", seconds, "optimizer", after=after),)
         ops.waits = self._exchange(
-            "all_gather", "expert parameters", float(self.stage.expert_parameters * size), updated
+            "all_gather", "expert parameters", float(self.stage.expert_trained * size), updated
         )
 
 
 def layerwise(stage: Stage) -> Model:
     """What a rank holds, as a model whose layers have one tensor each."""
     layers = (
-        Layer(layer.name, layer.kind, (Tensor(f"{layer.name}.weight", layer.parameters),) * bool(layer.parameters), ())
+        Layer(layer.name, layer.kind, (Tensor(f"{layer.name}.weight", layer.trained),) * bool(layer.trained), ())
         for layer in stage.layers
     )
     return Model("part", "part", tuple(layers))

@@ -153,6 +153,27 @@ class LocalLayer(StashedElements):
         """Elements of this rank's routed experts."""
         return sum(t.numel for t in self.expert_tensors)
 
+    @cached_property
+    def trained(self) -> int:
+        """Of its dense parameters, elements that are trained."""
+        return sum(t.numel for t in self.tensors if not t.tied_to and not t.frozen)
+
+    @cached_property
+    def expert_trained(self) -> int:
+        """Of its routed experts, elements that are trained."""
+        return sum(t.numel for t in self.expert_tensors if not t.frozen)
+
+    @cached_property
+    def frozen_bytes(self) -> float:
+        """Bytes of its tensors that are not."""
+        own = (*self.tensors, *self.expert_tensors)
+        return sum(t.numel * t.element for t in own if t.frozen and not t.tied_to)
+
+    @cached_property
+    def quantised(self) -> tuple[Tensor, ...]:
+        """Its quantised tensors, which each pass writes out for its products."""
+        return tuple(t for t in self.tensors if t.quantised)
+
 
 class Chunk(msgspec.Struct, frozen=True):
     """A global stage of the pipeline: consecutive layers that one rank computes in one go (a *virtual stage*).
@@ -205,6 +226,21 @@ class Stage:
     def expert_parameters(self) -> int:
         """Elements of routed experts on one rank."""
         return sum(layer.expert_parameters for layer in self.layers)
+
+    @cached_property
+    def trained(self) -> int:
+        """Elements of dense parameters on one rank that are trained."""
+        return sum(layer.trained for layer in self.layers)
+
+    @cached_property
+    def expert_trained(self) -> int:
+        """Elements of routed experts on one rank that are trained."""
+        return sum(layer.expert_trained for layer in self.layers)
+
+    @cached_property
+    def frozen_bytes(self) -> float:
+        """Bytes of tensors on one rank that are not trained."""
+        return sum(layer.frozen_bytes for layer in self.layers)
 
 
 @dataclass(frozen=True)

@@ -181,12 +181,12 @@ def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
         n=n,
         k=k,
         flops=flops,
-        backward_flops=2 * flops,
+        backward_flops=flops * (kernel.backward_flops / kernel.flops),
         nbytes=moved,
-        backward_nbytes=2 * moved,
+        backward_nbytes=moved * (kernel.backward_nbytes / kernel.nbytes),
         repeat=experts,
         launches=1,
-        backward_launches=2,
+        backward_launches=len(kernel.halves),
         saved=kernel.saved * local_tokens / (1 if column else etp),
     )
 

@@ -7,8 +7,10 @@ from itertools import groupby
 
 import msgspec
 
-from clustersim.core.model import Kernel, Layer
+from clustersim.core.errors import ScenarioError
+from clustersim.core.model import Kernel, Layer, product_beside
 from clustersim.training.parallel import ParallelConfig
+from clustersim.training.partition.adapters import AdaptedLinears, adapted, parted
 from clustersim.training.partition.context import attention_node, coming_home_beside
 from clustersim.training.partition.dispatch import FLOAT8_ROW, ExpertSpread, is_expert
 from clustersim.training.partition.expert import expert_nodes, mixture_of, spread_of
@@ -65,6 +67,8 @@ class Cutter(msgspec.Struct, frozen=True):
             layer = replace(layer, kernels=tuple(map(_kept_in_8_bits, layer.kernels)))
         if self.share.whole and self.parallel.ep == 1 and not modules:
             return (LocalKernels(layer.kind, layer.kernels),)
+        plain, beside = parted(layer.kernels)
+        layer = replace(layer, kernels=plain)
         nodes_out: list[LayerNode] = []
         # Sums of gradients that forward knows nothing of: beside the first linears, whose input gradients they are.
         backward_only = tuple(local_kernel(k, self.share) for k in layer.kernels if _only_backward(k))
@@ -80,17 +84,25 @@ class Cutter(msgspec.Struct, frozen=True):
                         )
                     else:
                         group_nodes = self._node(name, group_kernels, block)
+                    if added := tuple(k for kernel in group_kernels for k in beside.pop(id(kernel), ())):
+                        group_nodes = adapted(group_nodes, added, self.share)
                     if self.share.sequence_parallel and group_kernels[0].cut == "whole":
                         group_nodes = self._of_all_tokens(group_nodes, ahead=layer.kind == "embedding")
                     if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
                         group_nodes = (*rebuilding(group_nodes[0], norm), *group_nodes[1:])
                         norm = None
-                    if backward_only and (isinstance(group_nodes[0], ColumnLinears) or self.share.tp == 1):
+                    if backward_only and (isinstance(group_nodes[0], ColumnLinears | AdaptedLinears) or self.share.tp == 1):
                         group_nodes = (*group_nodes, GradientSums(name, backward_only))
                         backward_only = ()
                     norm = next((k for n in group_nodes for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
                     nodes += group_nodes
                 nodes_out += checkpointed(tuple(nodes)) if module and module in modules else nodes
+        if beside:
+            product = product_beside(next(iter(beside.values()))[0].name)
+            raise ScenarioError(
+                f"an adapter beside {product!r} of a mixture of experts is not played where [parallel] splits the "
+                "model; take it out of target_modules (at $.model.adapter.target_modules)"
+            )
         if self.parallel.sp_overlap_comm:
             nodes_out = list(coming_home_beside(tuple(nodes_out)))
         return without_inputs(tuple(nodes_out)) if "mla_up_proj" in modules else tuple(nodes_out)

@@ -27,6 +27,11 @@ def has_weights(kernel: Kernel) -> bool:
     return kernel.kind in {"gemm", "conv"} and not kernel.batch
 
 
+def makes_both(kernel: Kernel) -> bool:
+    """Whether backward makes a gradient of its weights apart from that of its inputs; of one alone it is part of I."""
+    return has_weights(kernel) and "W" in kernel.halves and "I" in kernel.halves
+
+
 class NodeListing:
     """Items in the order a rank issues them.
 
@@ -41,7 +46,7 @@ class NodeListing:
     def work(self, name: str, kernels: Kernels, part: str, needs: tuple[int, ...] = ()) -> None:
         """Kernels of a pass in order of forward; backward runs them in reverse, and W only products with weights."""
         if part in "IW":
-            kernels = tuple(k for k in reversed(kernels) if part == "I" or has_weights(k))
+            kernels = tuple(k for k in reversed(kernels) if (k.halves if part == "I" else makes_both(k)))
         if not kernels:
             return
         if part != "W":
@@ -227,7 +232,15 @@ def forward_items(nodes: Nodes, part: str = "F") -> tuple[tuple[Item, ...], tupl
 
 
 def backward_items(nodes: Nodes, again: tuple[Item, ...] = (), waiting: tuple[int, ...] = ()) -> tuple[Item, ...]:
-    """Items of backward through nodes, after those of a repeated forward (with what must be waited for behind it)."""
+    """Items of backward through nodes, after those of a repeated forward (with what must be waited for behind it).
+
+    It ends at the first node whose kernels have a backward; where none has, there is none.
+    """
+    computing = [i for i, node in enumerate(nodes) if node.kernels]
+    reached = [i for i in computing if any(kernel.halves for kernel in nodes[i].kernels)]
+    if computing and not reached:
+        return ()
+    ends = reached[0] if reached and reached[0] > computing[0] else 0
     out = NodeListing(again, waiting)
-    NodeSequence(nodes).backward(out)
+    NodeSequence(nodes[ends:]).backward(out)
     return tuple(out.items)

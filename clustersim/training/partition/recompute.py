@@ -23,6 +23,7 @@ from clustersim.training.partition.nodes import (
     NodeSequence,
     forward_items,
     has_weights,
+    makes_both,
 )
 from clustersim.training.partition.share import LayerShares, local_kernel, rows
 from clustersim.training.partition.tensor import PARTED, ColumnLinears
@@ -80,7 +81,7 @@ def most_gradients(kernels: Kernels, between: float) -> float:
     """
     most = given_back = 0.0
     for kernel in reversed(kernels):
-        if kernel.cut == "vocab" and not has_weights(kernel):
+        if (kernel.cut == "vocab" and not has_weights(kernel)) or not kernel.halves:
             continue
         gradients = kernel.working[HALF] / 2.0 or kernel.nbytes
         most = max(most, gradients + between - given_back)
@@ -90,7 +91,7 @@ def most_gradients(kernels: Kernels, between: float) -> float:
 
 def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> StashedElements:
     if has_weights(kernel) and kernel.n and kernel.k:
-        return StashedElements(kept_for_weights=kernel.saved, stashed=rows(kernel) * kernel.n)
+        return StashedElements(kept_for_weights=kernel.saved, stashed=rows(kernel) * kernel.n * makes_both(kernel))
     if kernel.cut == "vocab":
         return (
             StashedElements(fp32_kept=kernel.saved / 2)

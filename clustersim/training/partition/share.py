@@ -189,4 +189,4 @@ def local_tensor(tensor: Tensor, share: LayerShares) -> Tensor:
         raise ScenarioError(f"tp = {share.tp} does not divide {numel:,} elements of {tensor.name} (at $.parallel.tp)")
     # A cut by rows of the product is one of the weight's columns.
     width = tensor.width // share.tp if tensor.cut == "row" and tensor.width % share.tp == 0 else tensor.width
-    return Tensor(tensor.name, numel // share.tp, tensor.tied_to, tensor.cut, width)
+    return replace(tensor, numel=numel // share.tp, width=width)

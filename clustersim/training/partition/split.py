@@ -240,7 +240,9 @@ class _LayerBuilder:
             name=layer.name,
             tensors=local_tensors,
             expert_tensors=expert_tensors(layer.tensors, self.share, self.parallel),
-            replicated=sum(t.numel for t in local_tensors if t.cut == "sequence" and not t.tied_to) if partial else 0,
+            replicated=sum(t.numel for t in local_tensors if t.cut == "sequence" and not (t.tied_to or t.frozen))
+            if partial
+            else 0,
             expert_load=spread.routed.load if spread else (),
         )
 
@@ -248,7 +250,7 @@ class _LayerBuilder:
         """A rank's shard. A tied tensor whose other is on another rank is a copy, kept equal by summing gradients."""
         local = local_tensor(tensor, self.share)
         if tensor.tied_to and tensor.tied_to not in names:
-            self.tied += local.numel
+            self.tied += 0 if local.frozen else local.numel
             return replace(local, tied_to="")
         return local
 

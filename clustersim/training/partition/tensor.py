@@ -171,13 +171,19 @@ class ColumnLinears(Products):
     def backward(self, out: NodeListing) -> None:
         """Input gradient and its reduction, which runs beside the weight gradient.
 
-        The input's second all_gather, where there is one, is issued first and runs beside the input gradient.
+        The input's second all_gather, where there is one, is issued first and runs beside the input gradient. Weights
+        that are frozen need no input (Megatron-LM tensor_parallel/layers.py, ``LinearWithFrozenWeight``), and an input
+        that nothing trained is in front of needs no gradient.
         """
         m = self.manner
+        if not any("I" in kernel.halves for kernel in self.kernels):
+            out.work(self.name, self.kernels, "I")
+            return
+        trained = any("W" in kernel.halves for kernel in self.kernels)
         name = f"{self.name} input gradient"
         again: tuple[int, ...] = ()
         if m.sequence_parallel:
-            if m.gathers_again:
+            if m.gathers_again and trained:
                 again = (out.beside(Exchange(f"{self.name} input again", "all_gather", TP, self.elements, "W")),)
             # Inductor finds a product in front of a reduce_scatter, and not the sum of several (q, k and v; gate, up).
             self.scattered(out, name, "I", in_pieces=m.overlap == "async_tp" and len(self.kernels) == 1)
