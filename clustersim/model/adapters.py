@@ -227,7 +227,9 @@ def _adapter_kernels(
         listed.append(replace(dropped, saved=mask / 2.0, kept=(mask, mask, mask)))
     listed += [
         replace(_product(f"{name}{ADAPTER}A", product, rows, (link.n_in, adapter.rank), kept_input), cut=cuts[1]),
-        replace(_product(f"{name}{ADAPTER}B", product, rows, (adapter.rank, link.n_out), rows * adapter.rank), cut=cuts[2]),
+        replace(
+            _product(f"{name}{ADAPTER}B", product, rows, (adapter.rank, link.n_out), rows * adapter.rank), cut=cuts[2]
+        ),
         _passes(f"{name}{ADAPTER}scale", rows * link.n_out, 2.0, 2.0, (1, 1), cuts[3]),
         _passes(f"{name}{ADAPTER}sum", rows * link.n_out, 3.0, 3.0 * link.n_in / link.n_out, (1, 1), cuts[3]),
     ]

@@ -136,6 +136,8 @@ class HostLaw(msgspec.Struct, frozen=True):
     layer_time : float [s], measured, of a layer's forward and backward: its calls and launches are scaled to it.
     bookkeeping : calls of a router's choice beside its own.
     by_expert : launches for each expert of a grouped product, one of them the product's own; 0 where all are in one.
+    plain : float [s], of a linear of an adapter, which is Megatron's own where others are Transformer Engine's; of its
+        other kernels, functions of a module that was called already, a part. 0 for ``call``.
     """
 
     call: float
@@ -147,6 +149,7 @@ class HostLaw(msgspec.Struct, frozen=True):
     known: bool = True
     bookkeeping: int = BOOKKEEPING
     by_expert: int = 0
+    plain: float = 0.0
 
     def work(self, name: str, kernels: Iterable[Kernel], part: str, called: set[tuple[str, ...]]) -> float:
         """Seconds [s] to call the kernels of a work of this name (:func:`clustersim.model.seconds.price.price` has the
@@ -174,6 +177,9 @@ class HostLaw(msgspec.Struct, frozen=True):
                 # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
                 indexes = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
                 inside = indexes or kernel.name in SCORING or kernel.name == "await_counts"
+                if product_beside(kernel.name):
+                    seconds += (self.plain or self.call) * (1.0 if weighted(kernel) else POST)
+                    continue
                 seconds += self.call * (POST if inside else 1 + self.bookkeeping * (kernel.name == "top_k"))
         return seconds
 

@@ -309,6 +309,7 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
         level,
         call=level.call * pace * factor,
         launch=gpu.launch.value * pace,  # which has the factor in it
+        plain=min(level.call, host_level(MEGATRON, "megatron", cast=False).call) * pace * factor,
         graphs=graphs,
         layer_time=None if seconds is None else seconds * factor,
         bookkeeping=bookkeeping(

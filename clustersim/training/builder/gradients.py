@@ -205,7 +205,9 @@ class ReplicatedHooks:
 
     def _update(self, after: tuple[int, ...]) -> None:
         numel = self._updated()
-        tensors = 1 if self.config.distributed else sum(not t.frozen for layer in self.stage.layers for t in layer.tensors)
+        tensors = (
+            1 if self.config.distributed else sum(not t.frozen for layer in self.stage.layers for t in layer.tensors)
+        )
         seconds = self.here.cost.update(numel, tensors) + self.config.copies * numel / self.here.rate
         self.here.ops.kernel = self.here.ops.compute("optimizer", seconds, "optimizer", after=after)
         if self.config.distributed:

@@ -94,9 +94,7 @@ class ExpertHooks:
         seconds = cost.update(numel, 1) + 2.0 * numel * (size + 4.0) / self.here.rate * (size < 4)
         after, ops.waits = (*ops.waits, *self.reduced[-1:]), ()
         updated = (ops.compute("optimizer experts", seconds, "optimizer", after=after),)
-        ops.waits = self._exchange(
-            "all_gather", "expert parameters", float(self.stage.expert_trained * size), updated
-        )
+        ops.waits = self._exchange("all_gather", "expert parameters", float(self.stage.expert_trained * size), updated)
 
 
 def layerwise(stage: Stage) -> Model:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.model import Kernel, product_beside
+from clustersim.core.model import ADAPTER, Kernel, product_beside
 from clustersim.training.partition.base import Exchange
 from clustersim.training.partition.nodes import Kernels, LayerNode, LocalKernels, NodeListing, Nodes, copy
 from clustersim.training.partition.share import LayerShares, local_kernel, rows
@@ -49,6 +49,11 @@ class LocalAdapter:
         return (*self.ahead, self.down, self.up, *self.behind)
 
     @property
+    def product(self) -> str:
+        """Beside which it is."""
+        return product_beside(self.down.name)
+
+    @property
     def _gathers(self) -> bool:
         """Whether it gathers its input itself."""
         m = self.manner
@@ -63,11 +68,11 @@ class LocalAdapter:
             self._exchange(out, "input", "all_gather", self.inputs, part)
         out.work(self.name, (*self.ahead, self.down), part)
         self._exchange(out, "low rank", "all_gather" if self.column else "all_reduce", self.middle, part)
-        joined = (copy("joined", self.middle, self.middle),) if self.column else ()
+        joined = (copy(f"{self.product}{ADAPTER}joined", self.middle, self.middle),) if self.column else ()
         out.work(self.name, (*joined, self.up), part)
         if not self.column:
             self._exchange(out, "output", "all_gather", self.outputs, part)
-            out.work(self.name, (copy("joined", self.outputs, self.outputs),), part)
+            out.work(self.name, (copy(f"{self.product}{ADAPTER}joined", self.outputs, self.outputs),), part)
         out.work(self.name, self.behind, part)
 
     def backward(self, out: NodeListing) -> None:
@@ -78,7 +83,7 @@ class LocalAdapter:
             if m.sequence_parallel:
                 self._exchange(out, "output gradient", "all_gather", self.outputs, "I")
             own = self.outputs / m.tp
-            out.work(self.name, (copy("parted", own, own),), "I")
+            out.work(self.name, (copy(f"{self.product}{ADAPTER}parted", own, own),), "I")
         out.work(self.name, (self.up,), "I")
         self._exchange(out, "low rank gradient", "all_reduce", self.middle, "I")
         out.work(self.name, (self.up,), "W")
@@ -132,7 +137,11 @@ def adapted(nodes: Nodes, kernels: Kernels, share: LayerShares) -> Nodes:
     """
     base = nodes[0]
     if share.tp == 1:
-        return (base, LocalKernels(getattr(base, "name", ""), tuple(local_kernel(k, share) for k in kernels)), *nodes[1:])
+        return (
+            base,
+            LocalKernels(getattr(base, "name", ""), tuple(local_kernel(k, share) for k in kernels)),
+            *nodes[1:],
+        )
     names = list(dict.fromkeys(product_beside(kernel.name) for kernel in kernels))
     cut = {kernel.cut for kernel in base.kernels}
     if not isinstance(base, ColumnLinears | RowLinears) or cut - {"column", "row"}:

@@ -91,7 +91,9 @@ class Cutter(msgspec.Struct, frozen=True):
                     if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
                         group_nodes = (*rebuilding(group_nodes[0], norm), *group_nodes[1:])
                         norm = None
-                    if backward_only and (isinstance(group_nodes[0], ColumnLinears | AdaptedLinears) or self.share.tp == 1):
+                    if backward_only and (
+                        isinstance(group_nodes[0], ColumnLinears | AdaptedLinears) or self.share.tp == 1
+                    ):
                         group_nodes = (*group_nodes, GradientSums(name, backward_only))
                         backward_only = ()
                     norm = next((k for n in group_nodes for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
