@@ -161,7 +161,10 @@ def test_a_run_says_what_is_trained(tmp_path: Path) -> None:
         ({"model.name": "mixtral-8x7b", "model.adapter.load_in_4bit": True}, "load_in_4bit of experts is not played"),
         ({"strategy.kind": "parameter_server"}, "'parameter_server' does not play frozen parts; use one of 'single'"),
         ({"strategy.kind": "fsdp", "strategy.version": 1}, "use version = 2 (at $.strategy.version)"),
-        ({"strategy.kind": "ddp", "cluster.gpus_per_node": 8, "parallel.tp": 2}, "not where [parallel] splits it"),
+        (
+            {"strategy.kind": "ddp", "cluster.gpus_per_node": 8, "parallel.framework": "nanotron", "parallel.tp": 2},
+            "how nanotron divides adapters",
+        ),
         ({"model.adapter.modules_to_save": ["lm_heads"]}, "did you mean 'lm_head'?"),
         ({"model.adapter.modules_to_save": ["q_proj"]}, "is in modules_to_save and has an adapter"),
         ({"model.adapter.bnb_4bit_use_double_quant": True}, "needs load_in_4bit = true"),

@@ -12,7 +12,7 @@ Modules are named as PEFT names them; what autograd keeps is checked with torch'
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -32,6 +32,19 @@ SCALES = 256
 """Scales that share one scale, where they are quantised too."""
 
 
+MEGATRON_LINEARS = {
+    "linear_qkv": ("q", "k", "v", "qkv"),
+    "linear_proj": ("out",),
+    "linear_fc1": ("gate", "up"),
+    "linear_fc2": ("down",),
+    "linear_q": ("q",),
+    "linear_k": ("k",),
+    "linear_v": ("v",),
+    "linear_fc1_gate": ("gate",),
+    "linear_fc1_up": ("up",),
+}
+"""Megatron's linears, and the products that each is: one adapter stands beside all of them (Megatron-Bridge peft/lora.py;
+the last five, with an adapter each, are those of canonical_lora.py)."""
 LONGEST_PATTERN = 500
 """Characters of a pattern of names."""
 
@@ -66,7 +79,8 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     ----------
     rank : of the adapters' products (PEFT's ``r``).
     target_modules : linears that have one, by the last parts of their names (``["q_proj", "v_proj"]``), by a pattern
-        of their whole names (a regular expression, as PEFT takes one), or ``["all-linear"]`` for all but the head.
+        of their whole names (a regular expression, as PEFT takes one), or ``["all-linear"]`` for all but the head; or
+        by Megatron's names (``["linear_qkv"]``), of which one adapter is beside all products of a linear.
     dropout : a share of the adapters' inputs is dropped, so that each keeps an input of its own.
     modules_to_save : modules that are trained as a whole beside the adapters; what they were is kept, too.
     load_in_4bit : the frozen linears but the head are kept in 4 bits with a scale for 64 (bitsandbytes' NF4 and FP4).
@@ -106,12 +120,15 @@ class Trained(msgspec.Struct, frozen=True):
     ----------
     frozen : patterns of parameters' or modules' names that are not. adapter : beside what is not, None for none.
     element : bytes of a frozen element. wide : adapters are kept in fp32 beside 16-bit weights, as PEFT has them.
+    to_blocks : gradients flow back to what comes into the first block, though nothing before it is trained: so it is
+        where blocks are computed again (PEFT's ``enable_input_require_grads``, Megatron-Bridge peft/recompute.py).
     """
 
     frozen: tuple[str, ...] = ()
     adapter: Adapter | None = None
     element: float = 4.0
     wide: bool = False
+    to_blocks: bool = False
 
 
 def with_trained(model: Model, trained: Trained) -> Model:
@@ -123,8 +140,8 @@ def with_trained(model: Model, trained: Trained) -> Model:
     _refuse_tied(model, trained)
     links = [linked(layer) for layer in model.layers]
     frozen = _frozen_names(model, trained)
-    targets = _targets(model, links, trained.adapter) if trained.adapter else frozenset()
-    if clash := sorted(targets - frozen):
+    targets = _targets(model, links, trained.adapter) if trained.adapter else {}
+    if clash := sorted(targets.keys() - frozen):
         raise ModelError(f"{model.name}: {clash[0]} is in modules_to_save and has an adapter; take it out of one")
     layers = []
     reached = False
@@ -134,7 +151,7 @@ def with_trained(model: Model, trained: Trained) -> Model:
         work = _Rewriting(links_of, trained.adapter, targets, trained.wide, trained.element)
         made = work.layer(layer, marked, known, reached=reached)
         layers.append(made)
-        reached = reached or bool(made.trained)
+        reached = reached or bool(made.trained) or (trained.to_blocks and layer.kind == "embedding")
     changed = replace(model, layers=tuple(layers))
     if not changed.trained:
         raise ModelError(f"{model.name}: nothing is trained; {few(sorted(trained.frozen), 3)} freeze every parameter")
@@ -151,12 +168,12 @@ def _notes(model: Model) -> tuple[str, ...]:
 
 
 class _Rewriting(msgspec.Struct, frozen=True):
-    """How layers change: their links, the adapter, the names of the weights that have one, whether it is fp32, and
-    bytes of a frozen element."""
+    """How layers change: their links, the adapter, the names of the weights that have one and Megatron's of the linear
+    that they are, whether it is fp32, and bytes of a frozen element."""
 
     links: LayerLinks
     adapter: Adapter | None
-    targets: Collection[str]
+    targets: Mapping[str, str]
     wide: bool
     element: float
 
@@ -175,7 +192,19 @@ class _Rewriting(msgspec.Struct, frozen=True):
 
     def _beside(self, link: ProductLink, product: Kernel, *, first: bool) -> tuple[Kernel, ...]:
         """The adapter's kernels behind a product; ``first`` : of those that read the same input."""
-        return () if self.adapter is None else _adapter_kernels(link, product, self.adapter, first, self.wide)
+        together = self._together(link)
+        if self.adapter is None or link != together[-1]:
+            return ()
+        if target := self.targets[link.tensor]:
+            product = replace(product, name=target.removeprefix("linear_"))
+            link = msgspec.structs.replace(link, n_out=sum(one.n_out for one in together))
+        return _adapter_kernels(link, product, self.adapter, first, self.wide)
+
+    def _together(self, link: ProductLink) -> tuple[ProductLink, ...]:
+        """The weights of the layer that share a weight's adapter, it among them."""
+        target = self.targets[link.tensor]
+        same = tuple(one for one in self.links.products if self.targets.get(one.tensor) == target)
+        return same if target else (link,)
 
     def _with_tensors(self, tensors: tuple[Tensor, ...], adapted: Collection[str]) -> tuple[Tensor, ...]:
         """The tensors, each that has an adapter followed by its two, and each that is saved followed by what it was,
@@ -189,11 +218,17 @@ class _Rewriting(msgspec.Struct, frozen=True):
                 listed.append(replace(tensor, name=original, frozen=True, element=self.element))
             if self.adapter is not None and tensor.name in adapted:
                 link = next(link for link in self.links.products if link.tensor == tensor.name)
+                together = self._together(link)
+                if link != together[-1]:
+                    continue
                 rank = self.adapter.rank
+                n_out = sum(one.n_out for one in together)
                 module = tensor.name.removesuffix(".weight")
+                if target := self.targets[tensor.name]:
+                    module = f"{module.rpartition('.')[0]}.{target}"
                 _, first, second, _ = _CUTS.get(tensor.cut, ("whole",) * 4)
                 listed.append(Tensor(f"{module}.lora_A.weight", rank * link.n_in, cut=first, width=link.n_in))
-                listed.append(Tensor(f"{module}.lora_B.weight", rank * link.n_out, cut=second, width=rank))
+                listed.append(Tensor(f"{module}.lora_B.weight", rank * n_out, cut=second, width=rank))
         return tuple(listed)
 
 
@@ -312,15 +347,18 @@ def _frozen_names(model: Model, trained: Trained) -> frozenset[str]:
     return frozenset(name for name in names if _matches(name, patterns))
 
 
-def _targets(model: Model, links: Sequence[LayerLinks], adapter: Adapter) -> frozenset[str]:
-    """Names of the weights that have an adapter. Raises for a target that is no linear of the model."""
+def _targets(model: Model, links: Sequence[LayerLinks], adapter: Adapter) -> dict[str, str]:
+    """Names of the weights that have an adapter -> Megatron's name of the linear that shares one; empty for one of its
+    own. Raises for a target that is no linear of the model."""
     linears = {link.tensor: link for layer in links for link in layer.products}
     modules = {name.removesuffix(".weight"): name for name in linears}
     heads = {tensor.name for layer in model.layers for tensor in layer.tensors if layer.kind == "head"}
     ends = sorted({module.rpartition(".")[2] for module in modules})
-    targets: set[str] = set()
+    targets: dict[str, str] = {}
     for target in adapter.target_modules:
-        if target == ALL_LINEAR:
+        if target in MEGATRON_LINEARS:
+            named = _of_megatron(model, links, target)
+        elif target == ALL_LINEAR:
             named = {name for name in linears if name not in heads}
         elif is_pattern(target):
             pattern = compiled(target)
@@ -335,8 +373,25 @@ def _targets(model: Model, links: Sequence[LayerLinks], adapter: Adapter) -> fro
                 else "names no linear"
             )
             raise ModelError(f"{model.name}: target_modules: {target!r} {why}; {nearest(target, ends)}")
-        targets |= named
-    return frozenset(targets)
+        if twice := sorted(named & targets.keys()) if target in MEGATRON_LINEARS or any(targets.values()) else []:
+            raise ModelError(f"{model.name}: target_modules: {target!r} names {twice[0]} once more; leave one name out")
+        targets |= dict.fromkeys(named, target if target in MEGATRON_LINEARS else "")
+    return targets
+
+
+def _of_megatron(model: Model, links: Sequence[LayerLinks], target: str) -> set[str]:
+    """Names of the weights that a linear of Megatron's is. Raises where it is experts', too."""
+    kernels = [kernel for layer in model.layers for kernel in layer.kernels]
+    if target.startswith("linear_fc") and any(kernel.cut.startswith("expert") for kernel in kernels):
+        raise ModelError(
+            f"{model.name}: target_modules: {target!r} has adapters beside experts, too, which are not played; name "
+            "linear_qkv and linear_proj alone"
+        )
+    names = MEGATRON_LINEARS[target]
+    pairs = zip(model.layers, links, strict=True)
+    return {
+        link.tensor for layer, own in pairs for link in own.products if layer.kernels[link.kernels[0]].name in names
+    }
 
 
 def _marked(layer: Layer, links: LayerLinks, frozen: Collection[str], trained: Trained) -> tuple[Tensor, ...]:

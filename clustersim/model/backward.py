@@ -160,7 +160,8 @@ class _Rewriter(msgspec.Struct, frozen=True):
             if link is None or link.tensor not in self.adapted or i != link.kernels[-1]:
                 continue
             added = self.add(link, kernel, first=sharing[i] not in given)
-            given.add(sharing[i])
+            if added:
+                given.add(sharing[i])
             yield from (_weights_only(k) if i in beside and k.name.endswith("lora_A") else k for k in added)
 
     def _with_own_backward(self, i: int, kernel: Kernel, rest: _RestFrozen, *, ahead: bool, beside: bool) -> Kernel:

@@ -61,7 +61,11 @@ def trained_of(scenario: Scenario) -> Trained:
         return Trained(spec.frozen, None, float(DTYPE_BYTES[dtype]))
     dtype = compute_dtype(scenario)
     wide = dtype != "fp32" == config.param_dtype
-    return Trained((), spec.adapter, float(DTYPE_BYTES[dtype]), wide)
+    parallel = scenario.file.parallel
+    again = spec.activation_checkpointing == "full" or (
+        parallel is not None and parallel.recompute_granularity == "full"
+    )
+    return Trained((), spec.adapter, float(DTYPE_BYTES[dtype]), wide, again)
 
 
 def compute_dtype(scenario: Scenario) -> str:

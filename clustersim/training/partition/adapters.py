@@ -146,8 +146,8 @@ def adapted(nodes: Nodes, kernels: Kernels, share: LayerShares) -> Nodes:
     cut = {kernel.cut for kernel in base.kernels}
     if not isinstance(base, ColumnLinears | RowLinears) or cut - {"column", "row"}:
         raise ScenarioError(
-            f"tp = {share.tp}: an adapter beside {names[0]!r}, which is not cut by columns or rows, is not played; take "
-            "it out of target_modules, or use tp = 1 (at $.model.adapter.target_modules)"
+            f"tp = {share.tp}: an adapter beside {names[0]!r}, which is not cut by columns or rows, is not played; "
+            "take it out of target_modules, or use tp = 1 (at $.model.adapter.target_modules)"
         )
     adapters = tuple(_local(base, tuple(k for k in kernels if product_beside(k.name) == name), share) for name in names)
     return (AdaptedLinears(base, adapters), *nodes[1:])
