@@ -10,6 +10,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch import nemo_python
 from clustersim.files.launch.files import document
+from clustersim.files.launch.megatron_adapters import CLASSES
 from clustersim.files.launch.python_values import UNREAD, ProgramValues
 from clustersim.files.launch.table import load
 
@@ -126,3 +127,83 @@ def test_names_that_lead_nowhere_end(text: str) -> None:
     tree = ast.parse(f"{text}\nc = a\n")
     values = ProgramValues(tree)
     assert values.of(tree.body[-1].value, values.module) is UNREAD
+
+
+BRIDGE = """
+model:
+  _target_: megatron.bridge.models.llama.llama_provider.Llama31ModelProvider70B
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 4
+  sequence_parallel: true
+  num_layers: 80
+  hidden_size: 8192
+  num_attention_heads: 64
+  num_query_groups: 8
+  ffn_hidden_size: 28672
+  vocab_size: 128256
+  gated_linear_unit: true
+  normalization: RMSNorm
+  add_bias_linear: false
+  share_embeddings_and_output_weights: false
+  position_embedding_type: rope
+  seq_length: 4096
+train:
+  micro_batch_size: 1
+  global_batch_size: 32
+mixed_precision: bf16_mixed
+"""
+LORA = "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n"
+OLD = """  peft:
+    peft_scheme: lora
+    lora_tuning:
+      target_modules: [attention, mlp_fc1]
+      adapter_dim: 8
+"""
+
+
+def bridge(more: str) -> exchange.LaunchImport:
+    return exchange.read([document(BRIDGE + more, "bridge.yaml")], {"topology": "hgx-h100", "nodes": 1})
+
+
+@pytest.mark.parametrize(
+    ("more", "targets", "rank", "dropout"),
+    [
+        (LORA, ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"), 32, 0.0),
+        (f"{LORA}  dim: 16\n  dropout: 0.1\n  target_modules: [linear_qkv]\n", ("linear_qkv",), 16, 0.1),
+        (LORA.replace("lora.LoRA", "canonical_lora.CanonicalLoRA"), None, 32, 0.0),
+    ],
+)
+def test_adapters_of_megatron_bridge_stand_beside_megatrons_linears(
+    more: str, targets: tuple[str, ...] | None, rank: int, dropout: float
+) -> None:
+    made = bridge(more)
+    adapter = made.scenario.file.model.adapter
+    assert adapter is not None
+    assert (adapter.rank, adapter.dropout) == (rank, dropout)
+    assert adapter.target_modules == (targets or CLASSES["CanonicalLoRA"])
+    assert (made.scenario.file.parallel.tp, made.scenario.file.parallel.pp) == (2, 4)
+    assert not [name for name in made.unplayed if "peft" in name]
+
+
+def test_nemo_1_names_the_same_linears_otherwise() -> None:
+    options = BRIDGE.replace("  seq_length: 4096\n", f"  seq_length: 4096\n{OLD}")
+    made = exchange.read([document(options, "nemo.yaml")], {"topology": "hgx-h100", "nodes": 1})
+    adapter = made.scenario.file.model.adapter
+    assert adapter is not None
+    assert (adapter.target_modules, adapter.rank) == (("linear_qkv", "linear_proj", "linear_fc1"), 8)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (LORA.replace("lora.LoRA", "dora.DoRA"), "LoRA, CanonicalLoRA are played, not it"),
+        (f"{LORA}  a2a_experimental: true\n", "a2a_experimental true is not played"),
+        (f"{LORA}  normalize_moe_lora: true\n", "normalize_moe_lora true is not played"),
+        (f"{LORA}  exclude_modules: [linear_fc1]\n", "exclude_modules"),
+        (f"{LORA}  target_modules: ['*.layers.0.*.linear_qkv']\n", "is no linear of Megatron that is known"),
+        (f"{LORA}  dim: many\n", "expected a whole number"),
+    ],
+)
+def test_adapters_that_are_not_described_are_refused(more: str, words: str) -> None:
+    with pytest.raises(ScenarioError, match=words):
+        bridge(more)

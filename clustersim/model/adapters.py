@@ -43,8 +43,8 @@ MEGATRON_LINEARS = {
     "linear_fc1_gate": ("gate",),
     "linear_fc1_up": ("up",),
 }
-"""Megatron's linears, and the products that each is: one adapter stands beside all of them (Megatron-Bridge peft/lora.py;
-the last five, with an adapter each, are those of canonical_lora.py)."""
+"""Megatron's linears, and the products that each is: one adapter stands beside all of them (Megatron-Bridge
+peft/lora.py; the last five, with an adapter each, are those of canonical_lora.py)."""
 LONGEST_PATTERN = 500
 """Characters of a pattern of names."""
 

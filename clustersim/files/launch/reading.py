@@ -16,7 +16,17 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
-from clustersim.files.launch import adapters, batches, recipes, shapes, titan_python, torchtitan, torchtune, trainer
+from clustersim.files.launch import (
+    adapters,
+    batches,
+    megatron_adapters,
+    recipes,
+    shapes,
+    titan_python,
+    torchtitan,
+    torchtune,
+    trainer,
+)
 from clustersim.files.launch.asked_files import complete, trains
 from clustersim.files.launch.files import HOSTS, MODEL, UNSET, Document, Key, OptionValue, documents, framework_of
 from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
@@ -97,7 +107,7 @@ def read(
     if config is not None and model is None:
         model = f"./{os.path.relpath(config, Path(path).parent)}"
     used = apply(table, options, fields, model)
-    notes += _adapters(table, options, fields, used)
+    notes += _adapters(read, table, options, fields, used)
     complete(read, table, options, used, notes)
     left = others(table, options, used)
     for name, value in table.fixed.items():
@@ -127,11 +137,17 @@ def read(
 
 
 def _adapters(
-    table: FrameworkTable, options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]
+    read: Sequence[Document],
+    table: FrameworkTable,
+    options: dict[Key, OptionValue],
+    fields: ScenarioFields,
+    used: set[Key],
 ) -> list[str]:
     """Put the adapters that options ask for into the fields, and what was read into ``used``; returns notes."""
     if table.name == "accelerate":
         return adapters.taken(options, fields, used)
+    if table.name == "nemo":
+        megatron_adapters.taken(read, options, fields, used)
     torchtune.taken(options, fields, used)
     return []
 
