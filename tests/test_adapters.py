@@ -130,14 +130,30 @@ def test_four_bits_take_less_memory_and_more_time() -> None:
 
 
 def test_memory_and_time_are_those_of_published_runs() -> None:
-    """Their norms and rotation are fused kernels of flash-attention, which ours, op by op, take longer for."""
+    """Their norms and rotation are fused kernels of flash-attention; of 256 tokens the host's calls take longest."""
     results = [(row, row.scenario().run()) for row in adapter_rows()]
     memory = [abs(result.memory.shown / row.memory - 1) for row, result in results]
     assert (median(memory), max(memory)) < (0.04, 0.12)
     seconds = [abs(row.seconds / result.summary["step_time_s"] - 1) for row, result in results]
-    assert median(seconds) == pytest.approx(of_step("adapters").p50, abs=5e-3)
+    assert (median(seconds), max(seconds)) < (0.03, 0.10)
+    assert median(seconds) < of_step("adapters").p50
     trusted = trust(results[0][1].prepared)
     assert (trusted.rows, trusted.publishers) == (len(results), 1)
+
+
+def test_modules_of_adapters_are_called_by_the_host() -> None:
+    """Few tokens: each product of an adapter is a module to call, each of its other kernels a function in one."""
+    changes = {"model__seq_len": 64, "model__adapter__target_modules": ["q_proj"], "strategy__param_dtype": "bf16"}
+    one = changed(**changes).prepare().cost
+    both = changed(**{**changes, "model__adapter__target_modules": ["q_proj", "v_proj"]}).prepare().cost
+    compiled = {"model__implementation": "fused"}
+    fused = [
+        changed(**{**changes, **compiled, "model__adapter__target_modules": names}).prepare().cost
+        for names in (["q_proj"], ["q_proj", "v_proj"])
+    ]
+    assert (one.forward_bound[2], both.forward_bound[2]) == ("launch", "launch")
+    called = (both.forward_launch - one.forward_launch)[2] - (fused[1].forward_launch - fused[0].forward_launch)[2]
+    assert called == pytest.approx((2 + 2 * 0.25) * 80e-6)
 
 
 def test_a_run_says_what_is_trained(tmp_path: Path) -> None:

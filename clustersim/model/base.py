@@ -80,6 +80,8 @@ class TransformerShape:
         ``"megatron"`` is Megatron-LM before Transformer Engine: bias with GELU, bias with dropout and sum, and
         scale, mask and softmax in a kernel each; apart are norms, the dropout of scores, and a loss in fp32 op by op.
     fused_loss : softmax and cross-entropy are one kernel whatever the implementation (``cross_entropy_loss_fusion``).
+    fused_norms : so are a norm, and rotation (flash-attn's ``rms_norm`` and ``apply_rotary_emb``, which the
+        code of Qwen and others calls).
     experts_implementation : ``"eager"`` (a loop over experts) or ``"grouped_mm"`` (one launch for all), as Hugging
         Face's option of that name.
     experts_joined : all experts' gates and ups are one tensor, and their downs, as transformers 5 makes them in every
@@ -126,6 +128,7 @@ class TransformerShape:
     attention: str = "flash"
     implementation: str = "flash"
     fused_loss: bool = False
+    fused_norms: bool = False
     experts_implementation: str = "eager"
     experts_joined: bool = False
     norm_places: str = "before"
@@ -156,12 +159,17 @@ class TransformerShape:
     @property
     def fuses_norms(self) -> bool:
         """Whether an RMSNorm is one kernel."""
-        return self.implementation in {"fused", "liger"}
+        return self.fused_norms or self.implementation in {"fused", "liger"}
 
     @property
     def fuses_pairs(self) -> bool:
-        """Whether rotation, and a gate with what it scales, are one kernel each."""
+        """Whether a gate with what it scales is one kernel."""
         return self.fuses or self.implementation == "liger"
+
+    @property
+    def fuses_rotation(self) -> bool:
+        """Whether rotation is one kernel."""
+        return self.fuses_pairs or self.fused_norms
 
     @property
     def width(self) -> int:

@@ -99,7 +99,8 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
         return kernel.saved / 2.0, MEGATRON_LOSS if s.implementation == "megatron" else plain
     if kernel.kind == "gemm" and not kernel.batch:
         return _product(kernel)
-    if s.implementation == "liger" and (name in NORMS or name.startswith("norm")) and s.norm == "rmsnorm":
+    own = s.fused_norms or s.implementation == "liger"
+    if own and (name in NORMS or name.startswith("norm")) and s.norm == "rmsnorm":
         return kernel.nbytes / K.NORM[s.norm, True].forward, LAYER_NORM
     if name in NORMS or name.startswith("norm"):
         usual = LAYER_NORM if s.norm == "layernorm" else RMS_NORM

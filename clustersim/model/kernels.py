@@ -420,7 +420,7 @@ def attention(s: TransformerShape) -> Kernels:
     if s.qk_norm:
         kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width)), cut="heads"))
     if s.positions == "rotary" and not s.latent:
-        passes = ROTARY[s.fuses_pairs]
+        passes = ROTARY[s.fuses_rotation]
         kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
     if s.kv_heads < s.heads and not s.fuses and s.attention == "eager":
         # Keys and values are copied out to every query head, which fused attention takes as they are; backward sums

@@ -24,6 +24,7 @@ _FIELDS = ("attention", "implementation", "seq_len", "name")
 _NO_TENSOR: tuple[str, ...] = (
     "experts_implementation",
     "fused_loss",
+    "fused_norms",
     "activation",
     "norm",
     "positions",

@@ -2,7 +2,8 @@
 
 The table is Qwen's own (QwenLM/Qwen README at 03cd81f5, "Profiling of Memory and Speed"): one A100 80 GB, PyTorch 2.0,
 8 micro-batches of one sample, layers computed again, rank 64 beside every linear of the blocks with a dropout of 0.05
-(finetune.py); ``LoRA (emb)`` trains embedding and head too. Rows in 4 bits are left out: their kernels are GPTQ's.
+(finetune.py); queries, keys and values are one linear, and norms and rotation flash-attention's kernels
+(modeling_qwen.py). ``LoRA (emb)`` trains embedding and head too. Rows in 4 bits are left out: their kernels are GPTQ's.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class AdapterRow(msgspec.Struct, frozen=True):
         """As the shipped scenario of the 7B has it."""
         saved = ["embed_tokens", "lm_head"] if self.method == "LoRA (emb)" else []
         changes = {
-            "model.options": {**SIZES[self.model], "qkv_bias": True},
+            "model.options": {**SIZES[self.model], "qkv_bias": True, "fused_norms": True},
             "model.seq_len": self.tokens,
             "model.adapter.modules_to_save": saved,
         }

@@ -123,6 +123,8 @@ class Setting:
         ``gradient_accumulation_fusion``); 0 where the product is written.
     float8_recipe : one of :data:`FLOAT8_RECIPES`: whether 8-bit linears have one scale a tensor, a row or a block.
     hosted : the host launches kernels one by one; else a CUDA graph does.
+    module_call : float [s] that the host takes to call a module of an adapter, beside the launches; 0 where nobody
+        calls one (compiled graphs), or the law of a split model counts it.
     pads_experts : in 8 bits, rows of each expert are copied to where their number is a multiple of what products take.
     constants : the fitted numbers.
     """
@@ -136,6 +138,7 @@ class Setting:
     summed_bytes: int = 0
     float8_recipe: str = "tensorwise"
     hosted: bool = True
+    module_call: float = 0.0
     pads_experts: bool = False
     constants: ComputeConstants = CONSTANTS
 

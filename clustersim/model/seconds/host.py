@@ -25,6 +25,7 @@ from clustersim.core.model import Kernel, product_beside
 from clustersim.core.texts import data_table
 from clustersim.core.topology import NodeType
 from clustersim.core.units import parse_time
+from clustersim.model.seconds.calls import POST
 from clustersim.model.seconds.kernels import launches, weighted
 
 STREAM_SHARE = 0.8
@@ -79,10 +80,6 @@ def pace_of(node: NodeType) -> float:
     return PACE.get(node.cpu_model, USUAL_PACE)
 
 
-POST = 0.25
-"""What posting an exchange takes, in calls of a module: a function of torch.distributed inside a module that was called
-already. Megatron-LM's functional tests of dense models on H100 with no tensor parallelism, with it, and with sequence
-parallelism are 3, 5 and 6 % too fast by it; as whole calls 21 % too fast, 14 and 20 % too slow."""
 BOOKKEEPING = 11
 """Calls of a mixture of experts beside those of its op list, in a pass forward or backward: scores, masks, counts,
 sorts and the balance loss. Qwen3-30B-A3B on p5 asks for 12 (17.4 ms a layer at the smallest batch, whatever the

@@ -14,6 +14,7 @@ from clustersim.core.program import DTYPE_BYTES
 from clustersim.core.units import format_bytes
 from clustersim.model.kernels import saved_by_operator
 from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, Setting, setting
+from clustersim.model.seconds.host import host_level
 from clustersim.model.seconds.kernels import launches
 from clustersim.model.seconds.optimizer import (
     check,
@@ -47,7 +48,11 @@ def step_cost(
             f"{nearest(how.activation_checkpointing, CHECKPOINTING)}"
         )
     images = model.sample == "image" and not model.seq_len
-    return _cost(replace(setting(device, how, constants), images=images), model, micro_batch_size, how)
+    where = replace(setting(device, how, constants), images=images)
+    if where.hosted and not where.compiled and how.layer_time is None:
+        # PEFT's adapters are modules of eager PyTorch, which nobody has timed alone: the prior of its calls.
+        where = replace(where, module_call=host_level("", None).call)
+    return _cost(where, model, micro_batch_size, how)
 
 
 def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
