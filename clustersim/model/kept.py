@@ -34,6 +34,8 @@ RMS_NORM = _Rule((6.0, 8.0, 8.0), (12.0, 16.0, 16.0))
 """The fp32 copy of its input and what is scaled by the weight; backward's products in fp32."""
 NARROW_RMS_NORM = _Rule((6.0, 6.0, 8.0), (12.0, 12.0, 16.0))
 """The same of what a product has just made, which is 16 bits under autocast, too."""
+WIDE_RMS_NORM = _Rule((8.0, 8.0, 8.0), (16.0, 16.0, 16.0))
+"""Of one that multiplies by its weight in fp32, what it scales is kept in fp32."""
 LAYER_NORM = _Rule((2.0, 4.0, 4.0), (4.0, 8.0, 8.0))
 """Its input, which autocast takes in fp32."""
 ACTIVATION = {
@@ -105,6 +107,8 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     if name in NORMS or name.startswith("norm"):
         usual = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
         rule = NARROW_RMS_NORM if K.is_narrow_norm(s, name) else usual
+        if s.wide_norms and s.norm == "rmsnorm":
+            return kernel.nbytes / K.WIDE_PASSES, WIDE_RMS_NORM
         return kernel.nbytes / K.NORM[s.norm, False].forward, rule
     between = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
     if between is not None and _of_mlp(s, kernel):
