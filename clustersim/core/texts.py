@@ -232,6 +232,10 @@ def csv_rows(text: str, source: str, error: Raised) -> Iterator[list[str]]:
         raise error(f"{source}: is not a CSV table: {wrong}") from None
 
 
+ENDLESS = frozenset({"time_step_limit", "mamba_dt_limit"})
+"""Fields that configs of state spaces end at infinity, as published (Nemotron-H, Mamba-2)."""
+
+
 def check(table: Any, source: str, error: Raised) -> None:
     """Raise ``error`` for what no field can hold: numbers without end or of more than 64 bits, NUL, endless nesting."""
     for path, depth, value in _values(table):
@@ -242,7 +246,8 @@ def check(table: Any, source: str, error: Raised) -> None:
             raise error(f"{source}: {shown(value)} holds a NUL character {field}")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise error(f"{source}: {shown(value)} is larger than any number that is meant here {field}")
-        if isinstance(value, float) and not abs(value) < 1e200:
+        endless = value == float("inf") and path.partition("[")[0].rpartition(".")[2] in ENDLESS
+        if isinstance(value, float) and not (abs(value) < 1e200 or endless):
             raise error(f"{source}: {value} is not a number that a field can hold {field}")
 
 

@@ -137,6 +137,8 @@ ROTARY = {
     False: operators("h:s 0.5*h:h h:h h:s ss:s s~h", "h~s s:s s~h s:s s~h 0.5*h:h h:h h:h hh:h hh:h h:h", 5, 10),
     True: Passes(2, 2, 1, 1),
 }
+# By fp32 cosines whatever the type of queries, and a cast back behind the sum (OLMo 2).
+WIDE_ROTARY = operators("h:w 0.5*h:h h:h h:w ww:w w~h", "h~w w:w w~h w:w w~h 0.5*h:h h:h h:h hh:h hh:h h:h", 6, 11)
 # Passes over the attention scores, op by op, as each family's Hugging Face code has them. A select (GPT-2's causal
 # mask) has a gradient pass, an added mask has none, and torch.max's gradient (OPT's clamp) is five kernels. Llama's
 # softmax runs in fp32 and casts back; GPT-2's does so under autocast alone.
@@ -426,7 +428,7 @@ def attention(s: TransformerShape) -> Kernels:
     if s.qk_norm:
         kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width)), cut="heads"))
     if s.positions == "rotary" and not s.latent:
-        passes = ROTARY[s.fuses_rotation]
+        passes = WIDE_ROTARY if s.wide_rotation and not s.fuses_rotation else ROTARY[s.fuses_rotation]
         kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
     if s.kv_heads < s.heads and not s.fuses and s.attention == "eager":
         # Keys and values are copied out to every query head, which fused attention takes as they are; backward sums
