@@ -65,7 +65,8 @@ class TransformerShape:
         all tokens nevertheless, 0 for none.
     norm_places : from :data:`NORM_PLACES`; ``post_norm`` is BERT's way. qk_norm_of : from :data:`QK_NORMS`.
     norm_weight : norms have a weight (OLMo's have none). wide_norms : it multiplies in fp32, ahead of the cast back
-        (Gemma's, OLMo 2's), where Llama's multiplies behind it. wide_rotation : queries and keys are rotated in fp32 (OLMo's).
+        (Gemma's, OLMo 2's), where Llama's multiplies behind it. wide_rotation : queries and keys are rotated in fp32
+        (OLMo's).
     attn_gate : queries have a gate of their size, whose sigmoid scales the heads' outputs (Qwen3-Next).
     mixers, mlps : of each block, from :data:`MIXERS` and :data:`MLPS`, repeated where there are more blocks; two mixers
         side by side are joined by ``+`` (Falcon-H1). Empty where all blocks attend, and have experts where ``experts``
