@@ -525,3 +525,18 @@ def test_a_torch_that_lacks_what_a_trace_reads_is_said(modules, monkeypatch):
     monkeypatch.delattr(torch.autograd, "_get_sequence_nr")
     with pytest.raises(ClusterSimError, match=r"torch .*: has no torch\.autograd\._get_sequence_nr.*2\.13"):
         cli.main(args=["trace-model", f"{modules}:Base", "--input", "floats[4, 8]"], standalone_mode=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["olmo2", "gemma3_text", "qwen3"])
+def test_blocks_of_other_norms_are_their_traces(hugging_face, tmp_path, kind):
+    """Norms whose weight multiplies in fp32, and OLMo's rotation in it: seconds of a block in bf16 within 1 %."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8}
+    more = {"num_hidden_layers": 2, "vocab_size": 4000} | ({} if kind == "olmo2" else {"head_dim": 128})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": kind} | sizes | more))
+    traced = trace("transformers:AutoModelForCausalLM", [f"tokens[{BATCH}, 2048]"], types=("bf16",), config=file)
+    models = (read(traced, tmp_path, HALF), from_hf(file, seq_len=2048, attention="flash", implementation="eager"))
+    costs = [step_cost(m, device("A100-SXM4-80GB"), BATCH, RUNS[HALF]) for m in models]
+    seconds = [float(cost.forward[1] + cost.backward[1]) for cost in costs]
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.01)
