@@ -333,8 +333,8 @@ def test_another_pattern_of_experts_is_refused():
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ("--lora-r 16 --lora-alpha 32", "trains adapters in a model that is split"),
-        ("--lora-target-modules linear_qkv", "trains adapters in a model that is split"),
+        ("--lora-r 16 --lora-alpha 32", "trains adapters by MindSpeed-LLM"),
+        ("--lora-target-modules linear_qkv", "trains adapters by MindSpeed-LLM"),
         ("--stage dpo", "trains by DPO"),
         ("--mm-model model.json", "is of MindSpeed-MM"),
         ("--num-frames 129", "trains on video"),

@@ -56,7 +56,7 @@ def test_a_recipe_that_tunes_packs_as_it_is_told() -> None:
     assert (packed["data.global_batch_size"], packed["data.seq_length"]) == (8, 8192)
     for more, words in (
         ("", "trains an adapter \\(lora\\), as finetune_recipe does by default"),
-        ("peft_scheme='dora'", "trains an adapter \\(dora\\), in a model that is split"),
+        ("peft_scheme='dora'", "trains an adapter \\(dora\\), which is read of YAML files"),
         ("peft_scheme=f()", "is given peft_scheme, which only running tells"),
         ("peft_scheme=None, packed_sequence=True", "does not say seq_length"),
     ):
@@ -207,3 +207,10 @@ def test_nemo_1_names_the_same_linears_otherwise() -> None:
 def test_adapters_that_are_not_described_are_refused(more: str, words: str) -> None:
     with pytest.raises(ScenarioError, match=words):
         bridge(more)
+
+
+def test_a_program_that_trains_adapters_says_which() -> None:
+    command = "python megatron_gpt_peft_tuning.py trainer.devices=8 trainer.num_nodes=1 model.micro_batch_size=1"
+    run = document(f"{command} model.global_batch_size=8 model.num_layers=32\n", "run.sh")
+    with pytest.raises(ScenarioError, match="trains adapters; say model\\.peft\\.peft_scheme"):
+        exchange.read([run], {"topology": "hgx-h100"}, framework="nemo", model="llama3-8b")

@@ -252,7 +252,7 @@ class _Reading:
         scheme = given.get("peft_scheme", "lora")
         if scheme is not None and str(scheme).lower() != "none":
             usual = "" if "peft_scheme" in given else ", as finetune_recipe does by default"
-            self._refuse(call, f"trains an adapter ({scheme}){usual}, in a model that is split, which is not played")
+            self._refuse(call, f"trains an adapter ({scheme}){usual}, which is read of YAML files, not of programs")
         length = given.get("seq_length")
         if given.get("packed_sequence"):
             if length is None and not self.recipe.open:
