@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -238,7 +239,13 @@ def test_the_command_explains_a_scenario_and_a_saved_run_alike(clustersim, tmp_p
     # A run that is over cannot be run again, so that it has bounds; of the same knobs.
     assert all(knob in " ".join(lines) for knob in ("compute speed x2", "latency /2") for lines in (bounds, again))
     assert all("at most" in line or "nothing" in line for line in bounds)
+    *again, most = again
     assert all(line.endswith("(run again)") for line in again)
+    # Both say the same bounds: a run one a line, a scenario all in a line behind what was run again.
+    for line in bounds:
+        if "at most" in line:
+            assert re.sub(" would save at most| of the .*", "", line.removeprefix("what if: ")) in most
+    assert most.startswith("what if: would save at most: compute speed x2 ")
     assert "17.6% of the step is lost because rank 3 is slow" in saved.stdout.splitlines()[0]
     assert "\n 1. Rank 3 is slow" in saved.stdout
 

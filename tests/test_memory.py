@@ -169,8 +169,9 @@ def test_one_verdict_comes_from_one_range() -> None:
     for verdict in found:
         least, most = verdict.use.shown_range
         assert least <= verdict.use.shown <= most
-        assert re.match(rf"{verdict.state}( \(likelihood \d+%\))? on V100-SXM2-16GB", str(verdict))
+        assert re.match(rf"{verdict.state}( \(likelihood of running out \d+%\))? on V100-SXM2-16GB", str(verdict))
         assert ("likelihood" in str(verdict)) == (verdict.possible and most > card.memory_bytes)
+        assert ("to spare" in str(verdict)) == (most <= card.memory_bytes)  # of what only may fit, the whole need
         assert (verdict.use.shown <= card.memory_bytes) == verdict.ok == (verdict.state == "fits")
         assert (verdict.use.total > card.memory_bytes) == (not verdict.possible) == (verdict.state == "does not fit")
 

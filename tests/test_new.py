@@ -36,6 +36,20 @@ def test_a_new_file_is_ready_and_never_replaces_one(clustersim, tmp_path, kind):
     assert file.read_text() == text
 
 
+@pytest.mark.parametrize("kind", [*COMMANDS, "device"])
+def test_out_names_the_file_as_the_argument_does(clustersim, tmp_path, kind):
+    words = COMMANDS.get(kind, ())
+    for name, where in (("a", ()), ("b", ("--out",)), ("c", ("-o",))):
+        (tmp_path / name).mkdir()
+        assert clustersim("new", kind, *where, tmp_path / name / "mine.toml", *words).returncode == 0
+    texts = {(tmp_path / name / "mine.toml").read_text() for name in "abc"}
+    assert len(texts) == 1
+    for where in ((), (tmp_path / "d.toml", "--out", tmp_path / "e.toml")):
+        done = clustersim("new", kind, *where, *words)
+        assert (done.returncode, len(done.stderr.splitlines()), "file" in done.stderr) == (2, 1, True)
+    assert not [*tmp_path.glob("*.toml")]
+
+
 def test_a_new_scenario_runs_on_a_new_machine(clustersim, tmp_path):
     clustersim("new", "topology", tmp_path / "t.toml", *COMMANDS["topology"])
     clustersim("new", "scenario", tmp_path / "s.toml", "--topology", tmp_path / "t.toml", "--model", "gpt2")

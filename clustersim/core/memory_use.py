@@ -184,17 +184,17 @@ def likelihood(between: tuple[float, float], middle: float, room: float) -> floa
 
 
 def worded(state: str, between: tuple[float, float], middle: float, room: float) -> str:
-    """One of the three states with how likely that is, where it is not certain.
+    """One of the three states with how likely the step runs out of memory, where it may.
 
     >>> worded(FITS, (60.0, 90.0), 70.0, 80.0), worded(FITS, (40.0, 60.0), 50.0, 80.0)
-    ('fits (likelihood 75%)', 'fits')
+    ('fits (likelihood of running out 25%)', 'fits')
     >>> worded(MAY_RUN_OUT, (60.0, 90.0), 80.0, 70.0)
-    'may run out (likelihood 75%)'
+    'may run out (likelihood of running out 75%)'
     """
     share = likelihood(between, middle, room)
     if state == DOES_NOT_FIT or (state == FITS and not share):
         return state
-    return f"{state} (likelihood {share if state == MAY_RUN_OUT else 1 - share:.0%})"
+    return f"{state} (likelihood of running out {share:.0%})"
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Verdict:
 
     @property
     def in_words(self) -> str:
-        """The state, and how likely that is."""
+        """The state, and how likely the step runs out of memory where it may."""
         return worded(self.state, self.use.shown_range, self.use.shown, self.room)
 
     @property
@@ -263,7 +263,7 @@ class Verdict:
                 f"does not fit on {self.device}{place_text}: {format_bytes(-self.spare)} too much; held by "
                 f"{holders_text}"
             )
-        if self.state == MAY_RUN_OUT:
+        if self.uncertain:
             most = f"with what allocator and libraries take besides about {format_bytes(self.use.shown)}"
             return (
                 f"{self.in_words} on {self.device}{place_text}: needs {format_bytes(self.use.total)} of "

@@ -60,7 +60,7 @@ def explain(
     """
     from clustersim.collectives.nccl.uneven import UNEVEN
     from clustersim.explain.explain import explain as explained
-    from clustersim.studies.what_if.otherwise import each_change, otherwise
+    from clustersim.studies.what_if.otherwise import at_most, each_change, otherwise
 
     loaded = load(run, changes, fmt=fmt, place=place)
     if rerun and loaded.prepared is None:
@@ -79,7 +79,8 @@ def explain(
         print_json({"run": loaded.title, "figures": loaded.run.facts.figures, **explanation.to_dict(), **more})
     else:
         uneven = [note for note in loaded.run.facts.notes if note.startswith(UNEVEN)]
-        _print(loaded.title, explanation, did + reruns.text, idle + uneven)
+        bounds = at_most(explanation) if reruns.again else []
+        _print(loaded.title, explanation, did + reruns.text + bounds, idle + uneven)
 
 
 def load(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -39,7 +40,23 @@ from clustersim.core.tomls import toml_value
 if TYPE_CHECKING:
     from clustersim.training.parallel import ModelShape
 
-file_argument = click.argument("file", type=PATH)
+
+
+def file_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """The file to write: an argument, or ``--out`` as every other command has it."""
+
+    @functools.wraps(command)
+    def called(file: Path | None, out: Path | None, **rest: object) -> None:
+        if file is not None and out is not None:
+            raise click.UsageError(f"FILE ({file}) and --out ({out}) both name the file to write: leave one out")
+        if file is None and out is None:
+            raise click.UsageError("no file to write: name it, such as my.toml")
+        command(file=file or out, **rest)
+
+    argument = click.argument("file", type=PATH, required=False, metavar="FILE")
+    return argument(click.option("--out", "-o", type=PATH, help="The file to write; the same as FILE.")(called))
+
+
 GPU_HELP = "A GPU, such as H100, or a file of one: takes the shipped machine that has it, or has what it extends."
 gpu_option = click.option("--gpu", help=GPU_HELP)
 topology_option = click.option(

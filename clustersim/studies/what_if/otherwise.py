@@ -124,6 +124,15 @@ def _run_again(text: str, saved: float) -> str:
     return f"{knob} {'saves' if saved > 0 else 'costs'} {abs(saved):.1%} of the {per} (run again)"
 
 
+def at_most(explanation: Explanation) -> list[str]:
+    """What each knob would save at most, in one sentence, beside what it saves where it was run again."""
+    table = explanation.whatif
+    row_of = {text: i for i, text in enumerate(table["text"].tolist())}
+    most = [(float(table["saving"][row_of[text]]), text) for text in explanation.bounds]
+    named = [f"{text.partition(' would save ')[0]} {share:.1%}" for share, text in sorted(most, key=lambda row: -row[0])]
+    return [f"would save at most: {', '.join(named)}"] if named else []
+
+
 def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list[str]]:
     """A sentence for each change of a scenario, by a run without it: of those that matter, and of those without which
     the steps take just as long.
