@@ -80,12 +80,23 @@ def opened(text, tmp_path, script=""):
 
 
 def width_on_a_phone(page, tmp_path):
-    """How wide a page is in a window of 390 pixels.
+    """How wide a page is in a window of 390 pixels."""
+    return int(_on_a_phone(page, tmp_path, "root.scrollWidth"))
+
+
+def off_screen_on_a_phone(page, tmp_path):
+    """How many of a page's tables and pictures are wider than a window of 390 pixels and must be moved to be seen."""
+    wider = "[...root.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth + 1).length"
+    return int(_on_a_phone(page, tmp_path, wider))
+
+
+def _on_a_phone(page, tmp_path, value):
+    """A value of the document's ``root`` in a window of 390 pixels.
 
     The frame has the document's own origin, so its width is read when it has loaded, which the document's own
     loading waits for. A message from a frame of another origin may come after the document was written out.
     """
-    read = "document.body.dataset.wide = this.contentDocument.documentElement.scrollWidth"
+    read = f"const root = this.contentDocument.documentElement; document.body.dataset.read = {value}"
     frame = f'<iframe width=390 height=800 onload="{read}" srcdoc="{escaping.escape(page)}"></iframe>'
     document, _ = opened(f"<!doctype html><body>{frame}</body>", tmp_path)
-    return int(re.search(r'data-wide="(\d+)"', document).group(1))
+    return re.search(r'data-read="(\d+)"', document).group(1)

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from browser import HOSTILE, Page, needs_browser, opened, width_on_a_phone
+from browser import HOSTILE, Page, needs_browser, off_screen_on_a_phone, opened, width_on_a_phone
 from click.testing import CliRunner
 
 from clustersim.app import plots
@@ -38,6 +38,11 @@ key = "strategy"
 key = "cluster.gpus_per_node"
 values = [2, 4]
 """
+
+
+GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 256, "vocab_size": 5000}
+OWN = 'name = "resnet50"', 'hf_config = "config.json"'
+"""A model of one's own beside the plan, in place of a shipped one."""
 
 
 @pytest.fixture(scope="module")
@@ -222,3 +227,21 @@ def test_the_front_is_drawn_large_and_said_in_words():
     assert plots.alt_text(figure) == "USD over tokens/s. Not beaten by any other: a, 8: 10 at 5; b, 16: 19 at 5.5."
     with pytest.raises(ClusterSimError, match="nothing to draw"):
         plots.front([], x="x", y="y")
+
+
+@needs_browser
+def test_all_of_a_plan_is_seen_on_a_phone_without_moving_it(planned, tmp_path):
+    page = study_html(planned)
+    assert 'class="cards"' in page
+    assert off_screen_on_a_phone(page, tmp_path) == 0
+
+
+def test_an_option_of_a_plan_is_read_from_anywhere(planned, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    (tmp_path / "mine.toml").write_text((planned.parent / "mine.toml").read_text().replace(*OWN))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["plan", "mine.toml", "--out", "out"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    monkeypatch.chdir(planned)
+    done = CliRunner().invoke(cli, ["memory", str(tmp_path / "out"), "--option", "1"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output

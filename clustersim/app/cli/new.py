@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from clustersim.training.parallel import ModelShape
 
 
-
 def file_argument(command: Callable[..., None]) -> Callable[..., None]:
     """The file to write: an argument, or ``--out`` as every other command has it."""
 

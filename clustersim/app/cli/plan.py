@@ -96,8 +96,8 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
     figures = ("GPUs", f"{unit}/s", "MFU", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
     console.print(number_table(title, ("option", *figures), ((row.option, *_cells(row)) for row in result.front)))
     if len(result.places) > 1:
-        columns = ("machine", "nodes", *figures, "USD/GPU-h")
-        of_places = ((place.machine, f"{place.nodes:,}", *_place_cells(place)) for place in result.places)
+        columns = ("nodes x machine", *figures, "USD/GPU-h")
+        of_places = ((f"{place.nodes:,} x {place.machine}", *_place_cells(place)) for place in result.places)
         console.print(number_table("the best of each machine and size", columns, of_places))
         for place in result.places:
             best = f"{place.best.option}: " if place.best else ""

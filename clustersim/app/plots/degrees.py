@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, plain_axes, titled
+from clustersim.app.plots.drawing import Axes, Figure, drawn_on, is_narrow, plain_axes, titled
 from clustersim.app.plots.style import INK, QUIET, load_map
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.units import format_time
@@ -38,7 +38,8 @@ def degrees(cells: Sequence[Degrees], title: str | None = None, *, ax: Axes | No
             axes.text(x, y, "does not fit", ha="center", va="center", fontsize=8.5, color=QUIET)
             continue
         level[y, x] = share = np.log(cell.step_s / low) / np.log(high / low) if high > low else 0.0
-        text = format_time(cell.step_s) if cell.sure else f"at least {format_time(cell.step_s)}"
+        least = "at least\n" if is_narrow(figure) else "at least "
+        text = format_time(cell.step_s) if cell.sure else f"{least}{format_time(cell.step_s)}"
         colour = "white" if share > 0.6 else INK
         weight = "bold" if cell.best else "normal"
         axes.text(x, y, text, ha="center", va="center", fontsize=9, color=colour, weight=weight)

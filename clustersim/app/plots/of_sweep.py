@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, percents, plain_axes, titled
+from clustersim.app.plots.drawing import (
+    Axes,
+    Figure,
+    drawn_on,
+    is_narrow,
+    new_figure,
+    only_one,
+    percents,
+    plain_axes,
+    titled,
+)
 from clustersim.app.plots.style import FAINT, INK, QUIET, curve_styles, series
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import ClusterSimError, ProgramError
@@ -132,7 +142,11 @@ def scaling(
     if not points:
         raise ProgramError("nothing to draw: no curves")
     figure = new_figure(3.5)
-    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1.0])
+    if is_narrow(figure):  # one above the other
+        figure.set_figheight(6.0)
+        left, right = figure.subplots(2, 1)
+    else:
+        left, right = figure.subplots(1, 2, width_ratios=[1.25, 1.0])
     first_n, first_rate = next(iter(points.values()))
     if ideal:
         most = max(float(n.max()) for n, _ in points.values())
@@ -154,7 +168,13 @@ def scaling(
     ticks = sorted({int(v) for n, _ in points.values() for v in n})
     _axes(left, unit, ticks, logarithmic=True)
     _axes(right, "efficiency", ticks, logarithmic=False)
-    figure.legend(loc="outside lower center", ncols=min(len(points), 4), frameon=False, fontsize=8.5, handlelength=3.4)
+    figure.legend(
+        loc="outside lower center",
+        ncols=min(len(points), 2 if is_narrow(figure) else 4),
+        frameon=False,
+        fontsize=8.5,
+        handlelength=3.4,
+    )
     captions = (
         f"{name}: {n[0]:,.0f} to {n[-1]:,.0f} GPUs, {rate[0]:,.4g} to {rate[-1]:,.4g} {unit}, "
         f"{rate[-1] / n[-1] / (rate[0] / n[0]):.0%} efficient at the largest"

@@ -14,7 +14,6 @@ from clustersim.app.report.pages import (
     PageSection,
     PageTable,
     both,
-    drawn,
     front_grid,
     kept,
     number,
@@ -38,7 +37,9 @@ def plan_page(answer: PlanAnswer) -> Page:
         if row.stage_bytes
     ]
     degrees = (
-        drawn(plots.degrees(answer.landscape), "degrees") if any(degree.step_s for degree in answer.landscape) else []
+        both(lambda: plots.degrees(answer.landscape), "degrees")
+        if any(degree.step_s for degree in answer.landscape)
+        else []
     )
     fates = ", ".join(f"{n:,} {label}" for label, n in answer.counts.items() if n)
     counted = f"{answer.combined:,} combinations, {sum(answer.counts.values()):,} options: {fates}."
@@ -203,8 +204,8 @@ def _scaling(answer: PlanAnswer) -> PageSection:
         )
         for name in names[: len(MARKERS)]
     }
-    figure = plots.scaling(curves, unit=f"{answer.unit}/s", ideal=not several)
-    return PageSection("scaling", "More GPUs", sentences, drawn(figure, "scaling"))
+    svgs = both(lambda: plots.scaling(curves, unit=f"{answer.unit}/s", ideal=not several), "scaling")
+    return PageSection("scaling", "More GPUs", sentences, svgs)
 
 
 def _plan_options(answer: PlanAnswer) -> PageTable:

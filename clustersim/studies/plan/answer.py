@@ -92,7 +92,7 @@ def _chosen(plan: PlanFile, searched: SearchResult, option: PlanOption, path: st
     return ChosenRow(
         **_row(option, searched),
         scenario=override(base(plan), option.candidate.changes),
-        path=str(path),
+        path=str(Path(path).absolute()),  # the folder's options are asked for from anywhere
         tokens_per_step=round(option.rate * option.step_s) if searched.tokens else None,
         why=why_on_front(option, searched) if option.on_front else "",
     )

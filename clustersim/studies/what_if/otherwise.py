@@ -129,7 +129,9 @@ def at_most(explanation: Explanation) -> list[str]:
     table = explanation.whatif
     row_of = {text: i for i, text in enumerate(table["text"].tolist())}
     most = [(float(table["saving"][row_of[text]]), text) for text in explanation.bounds]
-    named = [f"{text.partition(' would save ')[0]} {share:.1%}" for share, text in sorted(most, key=lambda row: -row[0])]
+    named = [
+        f"{text.partition(' would save ')[0]} {share:.1%}" for share, text in sorted(most, key=lambda row: -row[0])
+    ]
     return [f"would save at most: {', '.join(named)}"] if named else []
 
 
