@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -106,6 +107,21 @@ def test_every_part_of_the_package_keeps_its_public_contract(acme):
     check_algorithm(acme.STAR)
     check_reader(acme.LOG, OWN / "timings.log")
     assert "acme_log" not in FORMATS
+
+
+def test_the_whole_example_of_the_page_runs_and_its_message_takes_what_its_bytes_take():
+    page = (ROOT / "clustersim" / "OWN_PARTS.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(import clustersim\n.*?)```", page, re.S)
+    names = {}
+    try:
+        exec(code, names)
+    finally:
+        STRATEGIES.withdraw("one_message")
+    assert names["own"].prepared.model.parameters * 4 == names["sent"][-1]
+    wire = 2 * 15 / 16 * names["sent"][-1] / names["seconds"][-1]
+    assert wire == pytest.approx(192e9, rel=0.02)  # the busbw that the page names
+    longer = names["own"].summary["step_time_s"] - names["ddp"].summary["step_time_s"]
+    assert (round(longer * 1e3), round(names["seconds"][-1] * 1e3)) == (46, 61)  # as the page says
 
 
 # ---- what the contracts refuse ---------------------------------------------------------------------------------------
