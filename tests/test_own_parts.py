@@ -67,6 +67,7 @@ COMMANDS = {
     "an optimizer": "memory single_gpt2_1x1_a100 --set run.optimizer=signum --json",
     "an algorithm": "collective all_reduce --topology hgx-h100 --algorithm acme_star --json",
     "a log": f"trace {OWN / 'timings.log'} --json",
+    "a profile": f"explain {OWN / 'events.log'} --json",
     "all of them": "list formats --json",
 }
 """What a person types, with the package installed."""
@@ -98,7 +99,8 @@ def test_parts_of_an_installed_package_are_used_by_name_in_every_command():
     assert {name: code for name, (code, _) in answers.items()} == dict.fromkeys(COMMANDS, 0), answers
     assert "local_sgd" in answers["a strategy"][1]
     assert "acme_star" in answers["an algorithm"][1]
-    assert {row["name"] for row in json.loads(answers["all of them"][1])} >= {"acme_log", "kineto"}
+    assert "Rank 1 is slow" in answers["a profile"][1]  # 5 ms of forward beside 4
+    assert {row["name"] for row in json.loads(answers["all of them"][1])} >= {"acme_log", "acme_events", "kineto"}
 
 
 def test_every_part_of_the_package_keeps_its_public_contract(acme):
@@ -106,6 +108,7 @@ def test_every_part_of_the_package_keeps_its_public_contract(acme):
     check_schedule(acme.FILL_DRAIN)
     check_algorithm(acme.STAR)
     check_reader(acme.LOG, OWN / "timings.log")
+    check_reader(acme.EVENTS, OWN / "events.log")
     assert "acme_log" not in FORMATS
 
 

@@ -1,4 +1,6 @@
-"""Parts of one's own: a strategy, a schedule, an algorithm, an optimizer, a model family and a log."""
+"""Parts of one's own: a strategy, a schedule, an algorithm, an optimizer, a model family and two logs."""
+
+import math
 
 import numpy as np
 
@@ -8,6 +10,8 @@ from clustersim.core.optimizers import OptimizerRow
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.files.traces import Format, Sample, Samples
 from clustersim.files.traces.heads import Likeness
+from clustersim.files.traces.joining import join
+from clustersim.files.traces.profiled import ProfiledWork, RankCollective, RankTrace
 from clustersim.model.families import FamilyTable
 from clustersim.training.schedules import Action, Schedule
 from clustersim.training.strategies import Strategy, StrategyConfig
@@ -88,3 +92,33 @@ def read(paths):
 
 
 LOG = Format("acme_log", "log of Acme's benchmark", "Acme's benchmark 1.0", sniff=sniff, read=read)
+
+
+def sniff_events(head):
+    return Likeness.SHAPED if head.text.startswith("# acme events") else Likeness.NONE
+
+
+def read_events(paths):
+    """A run: what each rank's profile saw, put together by ``join``, which finds the ranks of a collective."""
+    ranks = {}
+    for path in paths:
+        for number, line in enumerate(path.read_text(errors="replace").splitlines()[1:], start=2):
+            try:
+                rank, of, step, kind, name, nbytes, start, end = line.split()
+                trace = ranks.setdefault(int(rank), RankTrace(int(rank), int(of), str(path)))
+                start, end, step = float(start) * 1e-6, float(end) * 1e-6, int(step)
+                if not 0 <= trace.rank < trace.world or not 0 <= start <= end < math.inf or step < 0:
+                    raise ValueError
+                if kind == "kernel":
+                    trace.work.append(ProfiledWork(name, "compute", start, end, math.nan, step))
+                else:
+                    group = "world", trace.world, tuple(range(trace.world))
+                    trace.seen.append(RankCollective(kind, start, end, float(nbytes), *group, step=step))
+            except ValueError:
+                raise TraceError(f"{path}:{number}: {line!r} is no event of a rank") from None
+    if not ranks:
+        raise TraceError(f"{paths[0]}: no events")
+    return join(list(ranks.values()), str(paths[0]))
+
+
+EVENTS = Format("acme_events", "events of Acme's profiler", "Acme 1.0", sniff=sniff_events, read=read_events)
