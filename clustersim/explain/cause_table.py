@@ -50,10 +50,10 @@ CAUSES = (
     CauseWords(
         "slow rank",
         "{subject} is slow, and everybody waits for it",
-        "Rank {holder} is slow: its kernels take {pace:.2f} times the median of its peers, and {ranks} ranks wait for "
+        "Rank {holder} is slow: its kernels take {pace:.2f} times the median of its peers, and {waiters} for "
         "it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
         sentence_on_cpu="Rank {holder} is slow: its operators take {pace:.2f} times the median of its peers, and "
-        "{ranks} ranks wait for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
+        "{waiters} for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
     ),
     CauseWords("jitter", "ranks wait for the slowest", sentences.jitter),
     CauseWords("parameter server", "workers wait for the parameter server", sentences.parameter_server),
@@ -138,6 +138,7 @@ def _filled(template: str, causes: Causes, charge: Charge) -> str:
     return template.format(
         rank=charge.rank,
         ranks=len(charge.ranks),
+        waiters="1 rank waits" if len(charge.ranks) == 1 else f"{len(charge.ranks)} ranks wait",
         holder=charge.holder_rank,
         pace=causes.pace[charge.holder_rank],
         worst=format_time(charge.worst),
