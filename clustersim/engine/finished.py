@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from clustersim.core.program import Program
 from clustersim.engine.bills import Bills
 from clustersim.engine.order import OpTask
 from clustersim.engine.rows import RunRows
+from clustersim.engine.stretches import Shortened, n_ops
 
 LONG = 2**26
 KEPT = 2**23
@@ -26,7 +26,7 @@ class FinishedOps:
 
     Parameters
     ----------
-    program, lists : what is played, and its tasks by role. bills : None for none.
+    short, lists : what is played, and its tasks by role. bills : None for none.
     progress : called with (ops finished, ops in all): over all plays, of no op twice.
 
     ``after_first_step`` : called, if anything, once all ops of the first of several steps are over.
@@ -34,17 +34,17 @@ class FinishedOps:
 
     def __init__(
         self,
-        program: Program,
+        short: Shortened,
         lists: list[list[OpTask]],
         bills: Bills | None,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        self._program = program
+        self._short = short
         self._lists = lists
         self._bills = bills
         self._progress = progress
-        self._total, self._told = sum(map(len, lists)), 0
-        steps = Counter(op.step for role in program.roles for op in role.ops)
+        self._total, self._told = sum(len(role.ops) for role in short.whole.roles), 0
+        steps = Counter(op.step for role in short.program.roles for op in role.ops)
         self._first_step = min(steps, default=0)
         self._in_first_step = steps[self._first_step] if len(steps) > 1 else 0
         self.after_first_step: Callable[[], None] | None = None
@@ -55,12 +55,13 @@ class FinishedOps:
         self._n = 0
         self._to_come = self._in_first_step
         self._cells = KEPT - LONG
-        self._rows, self._kept = RunRows(self._program), [0] * len(self._lists)
+        self._rows, self._kept = RunRows(self._short), [0] * len(self._lists)
 
     def __call__(self, task: OpTask) -> None:
         """All ranks have ended this one."""
-        self._n += 1
-        self._cells += task.n
+        ops = n_ops(task.op)
+        self._n += ops
+        self._cells += task.n * ops
         if self._cells >= KEPT:
             self._cells = 0
             self._keep()

@@ -32,8 +32,10 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.program import Collective, Compute, Op, Program, Recv
 from clustersim.engine.columns import highest, lowest
 from clustersim.engine.flows.loads import ROOM, Loads, Slots, crowded
+from clustersim.engine.inside import StretchPlans
 from clustersim.engine.planning import GroupPlans
 from clustersim.engine.sites import Site
+from clustersim.engine.stretches import Stretch
 
 Entries: TypeAlias = tuple[Ints, Ints, Floats]
 """Of flows on slots: which meeting of the site, which slot, and what part of it the flow asks for."""
@@ -81,7 +83,7 @@ class SharingGuess:
         entries: dict[int, Entries] = {}
         for (lane, plans), site in kinds.items():
             if plans not in entries:
-                entries[plans] = _entries(site.plans, *slots.entries(site.plans.load))
+                entries[plans] = _asks(site.plans, slots)
             which, slot, demands = entries[plans]
             user.append(starts[lane] + which)
             slots_of.append(slot)
@@ -154,6 +156,8 @@ class SharingGuess:
         for i, op in enumerate(self._program.roles[r].ops):
             if isinstance(op, Compute):
                 now += lowest(op.duration)
+            elif isinstance(op, Stretch):
+                now += op.kernels
             if i not in site_of:
                 continue
             site = site_of[i]
@@ -267,6 +271,16 @@ def _lane(program: Program, site: Site) -> object:
     r, i = site.sides[0].key
     op = program.roles[r].ops[i]
     return r, op.stream, isinstance(op, Recv), id(site.ranks)
+
+
+def _asks(plans: GroupPlans, slots: Slots) -> Entries:
+    """What each meeting asks of which slots; of a stretch the most that any of its collectives does."""
+    if not isinstance(plans, StretchPlans):
+        return _entries(plans, *slots.entries(plans.load))
+    distinct = {id(each): each for each in plans.inside.plans} if plans.inside else {}
+    parts = [_asks(each, slots) for each in distinct.values()]
+    which, slot, demands = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _most(which, slot, demands)
 
 
 def _entries(plans: GroupPlans, which: Ints, slot: Ints, weight: Floats) -> Entries:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -21,9 +21,11 @@ from clustersim.collectives.base import Request
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.program import Collective, Program, Recv, Role, Send
+from clustersim.engine.inside import stretch_plans
 from clustersim.engine.pairs import OpKey, Pairs, pairs
 from clustersim.engine.planning import GroupPlans, PlanBook
 from clustersim.engine.sites import Site, SiteSide
+from clustersim.engine.stretches import Stretch, Template
 
 Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
@@ -200,10 +202,12 @@ def _numbered(drafts: list[_SiteDraft], book: PlanBook) -> tuple[Site, ...]:
 def _planned(drafts: list[_SiteDraft], ranks: list[Ints], book: PlanBook) -> list[GroupPlans]:
     """The plans of each draft. What is asked alike is planned together, so that the stages of a pipeline are."""
     # Ops share their groups, so asking by the array itself saves reading it for each of them.
-    terms = [(*_terms_of(draft.op, book), who.shape[1]) for draft, who in zip(drafts, ranks, strict=True)]
+    asked = [_asked(draft.op, who, book) for draft, who in zip(drafts, ranks, strict=True)]
+    inner = _InnerTerms(book)
     requests: dict[tuple[Any, ...], dict[int, Ints]] = defaultdict(dict)
-    for asks, who in zip(terms, ranks, strict=True):
-        requests[asks][id(who)] = who
+    for draft, asks, who in zip(drafts, asked, ranks, strict=True):
+        for each in inner.of(draft.op, who) if isinstance(draft.op, Stretch) else (asks,):
+            requests[each][id(who)] = who
     plans_of: dict[tuple[tuple[Any, ...], int], GroupPlans] = {}
     for asks, rank_sets in requests.items():
         plans = book.plans(Request(*asks[1:-1]), np.concatenate(list(rank_sets.values())), asks[0])
@@ -211,7 +215,36 @@ def _planned(drafts: list[_SiteDraft], ranks: list[Ints], book: PlanBook) -> lis
         plans_of.update(
             ((asks, name), plans.part(slice(*bounds))) for name, bounds in zip(rank_sets, pairwise(ends), strict=True)
         )
-    return [plans_of[asks, id(who)] for asks, who in zip(terms, ranks, strict=True)]
+    for draft, asks, who in zip(drafts, asked, ranks, strict=True):
+        if isinstance(draft.op, Stretch) and (asks, id(who)) not in plans_of:
+            each_plans = [plans_of[each, id(who)] for each in inner.of(draft.op, who)]
+            plans_of[asks, id(who)] = stretch_plans(inner.template(draft.op), each_plans, draft.columns[0])
+    return [plans_of[asks, id(who)] for asks, who in zip(asked, ranks, strict=True)]
+
+
+def _asked(op: Meet, who: Ints, book: PlanBook) -> tuple[Any, ...]:
+    """What an op asks for, with the size of its groups; of a stretch its template."""
+    return (id(op.template),) if isinstance(op, Stretch) else (*_terms_of(op, book), who.shape[1])
+
+
+class _InnerTerms:
+    """What the collectives of stretches ask for, by template."""
+
+    def __init__(self, book: PlanBook) -> None:
+        self._book = book
+        self._known: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
+
+    def template(self, op: Stretch) -> Template:
+        """Of a stretch."""
+        return cast(Template, op.template)
+
+    def of(self, op: Stretch, who: Ints) -> list[tuple[Any, ...]]:
+        """Of each collective of a stretch, in order."""
+        key = id(op.template), who.shape[1]
+        if key not in self._known:
+            inner = (each for each in self.template(op).ops if isinstance(each, Collective))
+            self._known[key] = [_asked(each, who, self._book) for each in inner]
+        return self._known[key]
 
 
 class _EqualArrays:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 from weakref import ref
 
+import msgspec
 import numpy as np
 
 from clustersim.collectives.base import Group
@@ -14,14 +15,17 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.blocks import Block, Columns, Meetings, RankSets, columns, joined
 from clustersim.core.blocks import Column as BlockColumn
 from clustersim.core.mesh import Mesh
-from clustersim.core.program import Collective, Compute, Op, Program, Role, Send
+from clustersim.core.program import Collective, Compute, Op, Role, Send
 from clustersim.core.timeline import LinkUse, OpInfo
 from clustersim.core.topology import Topology
+from clustersim.engine import laid_out
 from clustersim.engine.columns import Column
 from clustersim.engine.flows.loads import Loads
+from clustersim.engine.inside import StretchPlans
 from clustersim.engine.order import OpTask
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site
+from clustersim.engine.stretches import Shortened, Stretch
 
 WIDE = 4
 """Ranks from which an op whose ranks differ is kept as a block: finding ranks that agree costs more than it saves."""
@@ -33,9 +37,10 @@ DEEP = 4
 class RunRows:
     """What happened, collected role by role: rows, and blocks where many ranks differ."""
 
-    def __init__(self, program: Program) -> None:
-        self._first = np.cumsum([0, *(len(role.ops) for role in program.roles)]).tolist()
-        self._book = RankSets(program.world_size)
+    def __init__(self, short: Shortened) -> None:
+        self.firsts: list[int] = np.cumsum([0, *(len(role.ops) for role in short.whole.roles)]).tolist()[:-1]
+        self._places = short.places
+        self._book = RankSets(short.whole.world_size)
         self._parts: list[Columns] = []
         self._blocks: list[Block] = []
         self._kept: dict[int, dict[int, tuple[ref[Floats], BlockColumn]]] = {}
@@ -43,8 +48,9 @@ class RunRows:
         self._spent: dict[bytes, Floats] = {}
 
     def row_of(self, key: OpKey) -> int:
-        """Index in :attr:`Timeline.ops` of a role's op."""
-        return int(self._first[key[0]]) + key[1]
+        """Index in :attr:`Timeline.ops` of a role's op; of a stretch, of its first."""
+        r, i = key
+        return self.firsts[r] + self._places[r][i]
 
     def add(self, tasks: list[OpTask], *, brief: bool = False) -> None:
         """Keep what the ranks of a role did: make blocks, or rows, of its finished tasks, and let go of the columns
@@ -54,6 +60,9 @@ class RunRows:
         agreed = []
         apart = []
         for task in tasks:
+            if type(task.op) is Stretch:
+                self._lay_out(task)
+                continue
             ready = task.ready
             start = task.start
             end = task.end
@@ -75,13 +84,29 @@ class RunRows:
         if brief:
             self._kept[role] = drafts.alive(columns_made)
 
+    def _lay_out(self, task: OpTask) -> None:
+        """Keep the ops of a stretch."""
+        first = self.row_of(task.key)
+        start = laid_out.begun(task)
+        agreed = laid_out.agreed(task, start)
+        if agreed:
+            op = np.arange(first, first + len(agreed[0]))
+            self._parts.append((op, np.full(len(op), self._book.id(task.role.ranks)), *agreed))
+        else:
+            for block in laid_out.blocks(task, start, first):
+                self._keep(block)
+        task.ready = task.start = task.end = 0.0
+
     def _block(self, task: OpTask, who: Ints | None, columns: tuple[BlockColumn, BlockColumn, BlockColumn]) -> None:
-        """Keep an op: as rows where that is less."""
+        """Keep an op."""
         ranks = task.role.ranks
         if who is not None:
             ranks = self._ranks.setdefault(ranks[who].tobytes(), ranks[who])  # equal ones are one
-        block = Block(self.row_of(task.key), ranks, columns)
-        if len(ranks) < WIDE or not any(column.wide for column in columns):
+        self._keep(Block(self.row_of(task.key), ranks, columns))
+
+    def _keep(self, block: Block) -> None:
+        """As rows where that is less."""
+        if len(block.ranks) < WIDE or not any(column.wide for column in block.columns):
             self._parts.append(self._book.rows(block))
         else:
             self._blocks.append(block)
@@ -205,49 +230,67 @@ class _LinkNames(Sequence[str]):
 
 
 def infos(
-    program: Program, rows: RunRows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh
+    short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh
 ) -> tuple[OpInfo, ...]:
     """What each op was, role by role."""
+    program = short.whole
+    firsts = rows.firsts
     details: dict[OpKey, dict[str, Any]] = {}
     groups: dict[OpKey, list[Ints]] = {}
     partners: dict[OpKey, set[int]] = {}
     islands_of: dict[int, int] = {}
     alike: dict[tuple[int, int], dict[str, Any]] = {}  # of ops that meet nowhere else, by plans and groups
-    for site in sites:
+    for site, place in _each(short, sites):
         shape = id(site.plans), id(site.ranks)
         alone = len(site.sides) == 1 and site.sides[0].everyone
         if alone and shape in alike:
-            details[site.sides[0].key] = alike[shape]
+            details[place] = alike[shape]
             continue
         if site.plans.each[0].algorithm == "nvls_tree" and id(site.ranks) not in islands_of:  # ops share their groups
             islands_of[id(site.ranks)] = n_islands(Group(topology, mesh.gpus[site.ranks[0]]))
         detail = _detail(site, islands_of.get(id(site.ranks), 1))
         if alone:
             detail |= {"n_groups": len(site.ranks), "groups": site.ranks}
-            details[site.sides[0].key] = alike[shape] = detail
+            details[place] = alike[shape] = detail
             continue
         for side in site.sides:
             if side.lone:  # a server's op meets one client's
                 more_detail = {"groups": site.ranks[side.meeting_of], "meets": (rows.row_of(site.sides[0].key),)}
-                details[side.key] = {**detail, "n_groups": 1, **more_detail}
+                details[short.place(side.key)] = {**detail, "n_groups": 1, **more_detail}
                 continue
-            op_detail = details.setdefault(side.key, detail if len(site.sides) == 1 else detail.copy())
+            key = short.place(side.key)
+            op_detail = details.setdefault(key, detail if len(site.sides) == 1 else detail.copy())
             op_detail["n_groups"] += len(site.ranks)
             op_detail["lower_bound"] = min(op_detail["lower_bound"], detail["lower_bound"])
-            groups.setdefault(side.key, []).append(site.ranks)
+            groups.setdefault(key, []).append(site.ranks)
             if len(site.sides) > 1:
-                partners.setdefault(side.key, set()).update(rows.row_of(side.key) for side in site.sides)
+                partners.setdefault(key, set()).update(rows.row_of(side.key) for side in site.sides)
     for key, group in groups.items():
         detail = details[key]
         detail["groups"] = group[0] if len(group) == 1 else np.concatenate(group)
         if len(partners.get(key, ())) > 1:
-            detail["meets"] = tuple(sorted(partners[key] - {rows.row_of(key)}))
-    firsts = [rows.row_of((r, 0)) for r in range(len(program.roles))]
+            detail["meets"] = tuple(sorted(partners[key] - {firsts[key[0]] + key[1]}))
     return tuple(
         _info(op, role, first, details.get((r, i), {}))
         for r, (role, first) in enumerate(zip(program.roles, firsts, strict=True))
         for i, op in enumerate(role.ops)
     )
+
+
+def _each(short: Shortened, sites: tuple[Site, ...]) -> Iterator[tuple[Site, OpKey]]:
+    """Sites, those of stretches by their collectives, with the place of the first op in the Program."""
+    inner: dict[tuple[int, int], Site] = {}
+    for site in sites:
+        r, i = short.place(site.sides[0].key)
+        inside = site.plans.inside if isinstance(site.plans, StretchPlans) else None
+        if not inside:
+            yield site, (r, i)
+            continue
+        for place, plans in zip(inside.collectives, inside.plans, strict=True):
+            shape = id(plans), id(site.ranks)
+            if shape not in inner:
+                inner[shape] = msgspec.structs.replace(site, plans=plans)
+            yield inner[shape], (r, i + place)
 
 
 def _detail(site: Site, islands: int) -> dict[str, Any]:

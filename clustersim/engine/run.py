@@ -24,6 +24,8 @@ from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.loads import Loads, Slots, VaryingLinks
 from clustersim.engine.flows.network import FlowNetwork
 from clustersim.engine.guess import SharingGuess, firsts
+from clustersim.engine.inside import StretchPlans
+from clustersim.engine.laid_out import transfers
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.order import LookAhead, OpTask, tasks
 from clustersim.engine.planning import Communicators, PlanBook, Planner
@@ -31,6 +33,7 @@ from clustersim.engine.play import Play
 from clustersim.engine.players import FlowPlayer, Player, Replay, nobody
 from clustersim.engine.rows import infos, link_use
 from clustersim.engine.sites import Site, SitePlay
+from clustersim.engine.stretches import Shortened
 
 FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...], Slots | None], Player]] = {
     "flow": lambda clock, loads, book, sites, slots: FlowPlayer(clock, loads, sites, slots),
@@ -61,6 +64,7 @@ class PlayOptions(TypedDict, total=False):
     whole: Mapping[tuple[str, bytes], Ints] | None
     progress: Callable[[int, int], None] | None
     varying: tuple[VaryingLinks, ...]
+    op_by_op: bool
 
 
 def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[PlayOptions]) -> Timeline:
@@ -78,6 +82,8 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[Pla
         stand for all (:mod:`clustersim.training.builder.representative`).
     progress : called with (ops finished, ops in all). varying : links whose rate changes during the run, at flow
         fidelity; the topology has them at their best, which is what collectives are planned for.
+    op_by_op : play each op by itself, though a stretch of them can be played as one
+        (:mod:`clustersim.engine.stretches`): the same times, but for the last bits, and slower.
 
     Returns
     -------
@@ -98,7 +104,13 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[Pla
     program.check()
     need.check(need.flow(program, topology), "at flow fidelity", "use fewer steps, fewer ranks, or no jitter")
     with _no_collector():
-        return _EngineRun(program, topology, mesh, how).timeline()
+        try:
+            return _EngineRun(program, topology, mesh, how).timeline()
+        except ProgramError:
+            if how.get("op_by_op"):
+                raise
+        # What is wrong is told of the ops as they are written.
+        return _EngineRun(program, topology, mesh, how | {"op_by_op": True}).timeline()
 
 
 @contextmanager
@@ -118,13 +130,49 @@ class _EngineRun:
     """A Program that is played until a play is the exact one."""
 
     def __init__(self, program: Program, topology: Topology, mesh: Mesh, how: PlayOptions) -> None:
-        self.program = program
+        self.whole = program
         self.topology = topology
         self.mesh = mesh
-        self.fidelity, varying = how.get("fidelity", "flow"), how.get("varying", ())
-        self.loads = Loads(topology, varying)
+        self.fidelity, self.varying = how.get("fidelity", "flow"), how.get("varying", ())
+        self.loads = Loads(topology, self.varying)
         self.book = _book(mesh, self.loads, how)
+        self.progress = how.get("progress")
+        self.opened: set[tuple[int, int]] = set()
+        self.op_by_op = how.get("op_by_op", False) or self.fidelity != "flow" or bool(self.varying or how.get("whole"))
+        self._shorten(set())
+
+    def _shorten(self, clocked: set[tuple[int, int]]) -> None:
+        """Set up the play with what has not been opened played as one. ``clocked`` : ops that are known to share."""
+        while True:
+            self.short = Shortened(self.whole, self.opened, op_by_op=self.op_by_op)
+            self._set_up()
+            first_of = {self._place(site): site.first for site in self.sites}
+            self.clocked |= {first_of[place] for place in clocked}
+            opened = {self._place(site) for site in self.sites if _unsound(site)}
+            opened |= self._stretches_of(self.clocked)
+            if not opened:
+                return
+            self.opened |= opened
+
+    def _place(self, site: Site) -> tuple[int, int]:
+        """Role and place, in the whole list, of the first op of a site."""
+        return self.short.place(site.sides[0].key)
+
+    def _stretches_of(self, sites: set[int]) -> set[tuple[int, int]]:
+        """Which of some sites, by first meeting, are stretches: their places."""
+        if not self.short.any:
+            return set()
+        return {
+            self._place(site) for site in self.sites if site.first in sites and isinstance(site.plans, StretchPlans)
+        }
+
+    def _set_up(self) -> None:
+        """Sites, tasks and what else a play needs."""
+        program = self.program = self.short.program
         self.sites = meet(program, self.book)
+        if any(_unsound(site) for site in self.sites):
+            self.clocked = set()
+            return
         self.lists = tasks(program, self.sites)
         # Only collectives run on SMs; a program of sends owes nothing, and needs no ledger.
         billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
@@ -133,11 +181,11 @@ class _EngineRun:
         self.ahead: LookAhead | None = None
         self.guess = SharingGuess(program, self.sites, self.loads) if self.fidelity == "flow" else None
         self.clocked = self.guess.clocked if self.guess else firsts(self.sites)
-        if varying:
+        if self.varying:
             self.clocked |= {site.first for site in self.sites if self.loads.crossing(site.plans.load)}
         meetings = sum(len(site.ranks) for site in self.sites)
         self.start, self.end = np.empty(meetings), np.empty(meetings)  # apart: the Timeline keeps one of them
-        self._finished = FinishedOps(program, self.lists, self.bills, how.get("progress"))
+        self._finished = FinishedOps(self.short, self.lists, self.bills, self.progress)
 
     def timeline(self) -> Timeline:
         """Play, check, and where the guess was wrong play again, with more on the clock."""
@@ -153,7 +201,14 @@ class _EngineRun:
             self._finished.after_first_step = None
             if not self.guess or not wrong:
                 break
-            self.clocked |= wrong if plays < PATIENCE else self.guess.open
+            wrong = wrong if plays < PATIENCE else self.guess.open
+            opened = self._stretches_of(wrong)
+            self.clocked |= wrong
+            if opened:
+                known = {self._place(site) for site in self.sites if site.first in self.clocked}
+                self.opened |= opened
+                self._shorten(known - opened)
+                continue
             for role_tasks in self.lists:
                 for task in role_tasks:
                     task.reset()
@@ -161,7 +216,7 @@ class _EngineRun:
         player.on_end = nobody  # the play is over, and its columns may go
         if self.bills:
             self.bills.reset({}, lambda site, meeting: 0.0)
-        del begin, self.start, self.end
+        del begin, self.end
         played = self._played(player, clock)
         return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
 
@@ -215,19 +270,18 @@ class _EngineRun:
         network = player.network
         rows = self._finished.rows()
         _let_go(self.lists)
-        meetings, loads = player.transfers()
-        counts = clock.n_events, network.n_solves, network.n_flows, len(loads)
+        moved = transfers(sites, network.segments.columns(), *player.transfers(), self.start)
+        counts = clock.n_events, network.n_solves, network.n_flows + moved.more, len(moved.load)
         stats = dict(zip(("events", "solves", "flows", "transfers"), map(float, counts), strict=True))
         if program.overlap_slowdown:
             stats["overlap_slowdown"] = program.overlap_slowdown
-        site_counts = [(rows.row_of(site.sides[0].key), len(site.ranks)) for site in sites]
-        owner = np.repeat(*np.array(site_counts, dtype=np.int64).reshape(-1, 2).T)
+        owner = np.array([rows.row_of(key) + k for key, k in moved.owners], dtype=np.int64)
         return Timeline.of_blocks(
             program.world_size,
-            infos(program, rows, sites, self.topology, self.mesh),
+            infos(self.short, rows, sites, self.topology, self.mesh),
             *rows.columns(),
             rows.blocks,
-            links=link_use(self.loads, network.segments.columns(), owner[meetings], loads),
+            links=link_use(self.loads, moved.segments, np.repeat(owner, moved.counts)[moved.meeting], moved.load),
             rank_node=self.topology.vertex_node[self.mesh.gpus],
             stats=stats,
         )
@@ -241,6 +295,11 @@ def _book(mesh: Mesh, loads: Loads, how: PlayOptions) -> PlanBook:
     groups = Communicators(loads.topology, mesh, launch=launch, nccl_version=nccl, whole=whole_groups)
     planner = how.get("planner")
     return PlanBook(planner or _backend_planner(how.get("backend", "nccl")), groups, loads, congruent=planner is None)
+
+
+def _unsound(site: Site) -> bool:
+    """Whether it is a stretch that cannot be played as one."""
+    return isinstance(site.plans, StretchPlans) and site.plans.inside is None
 
 
 def _all(sites: tuple[Site, ...], name: str) -> Floats:
@@ -258,6 +317,9 @@ def _let_go(lists: list[list[OpTask]]) -> None:
 def _note(sites: tuple[Site, ...], clocked: set[int], begin: Floats, end: Floats, network: FlowNetwork) -> None:
     """What free transfers moved: each at the rate it has alone."""
     moves = (_all(sites, "nbytes") > 0) & (end > begin)
+    for site in sites:
+        if isinstance(site.plans, StretchPlans):
+            moves[site.first : site.first + len(site.ranks)] = False  # told of its collectives
     for site in sites if clocked else ():
         if site.first in clocked:
             moves[site.first : site.first + len(site.ranks)] = False

@@ -1,0 +1,201 @@
+"""What happens inside a stretch, counted from its begin: worked out once for all that are alike.
+
+Each op is played as :mod:`clustersim.engine.play` would: it is ready when all that it waits for has ended on the rank,
+a collective begins with the last of its group, and a kernel pays for what ran beside the kernels before it
+(:mod:`clustersim.engine.bills`).
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.program import Compute
+from clustersim.engine.flows.loads import INSTANT
+from clustersim.engine.planning import GroupPlans
+from clustersim.engine.stretches import Template
+
+
+class Inside(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The times of a stretch [s], from when each group begins it.
+
+    Parameters
+    ----------
+    which : of each op the rows of ``times`` of when ranks are ready for it, begin and end it.
+    times : (rows, ranks), or (rows, 1) where all ranks agree. low, high : (rows, groups), of the ranks of each group,
+        or (rows, 1). mean : (rows,), over ranks.
+    collectives : places of the collectives among the ops, and ``plans`` of each.
+    begin, end : (collectives, groups), when each moves bytes.
+    """
+
+    which: tuple[tuple[int, int, int], ...]
+    times: Floats
+    low: Floats
+    high: Floats
+    mean: Floats
+    collectives: tuple[int, ...]
+    plans: tuple[GroupPlans, ...]
+    begin: Floats
+    end: Floats
+
+
+class StretchPlans(GroupPlans, frozen=True, eq=False, dict=True):
+    """A stretch as if it were one transfer that takes as long.
+
+    ``nbytes`` : all that its collectives move. ``inside`` : None where it cannot be played as one.
+    """
+
+    inside: Inside | None = None
+
+
+def stretch_plans(template: Template, plans: list[GroupPlans], meeting_of: Ints) -> StretchPlans:
+    """A template on groups: ``plans`` of its collectives, and of each rank of the role its group."""
+    inside = _Play(template, plans, meeting_of).inside()
+    first = plans[0]
+    n = len(first.load)
+    takes = inside.end[-1] if inside else np.zeros(n)
+    moved = np.sum([each.nbytes for each in plans], axis=0)
+    zero = np.zeros(n)
+    return StretchPlans(
+        first.request, first.each, first.load, zero, moved, np.full(n, np.inf), takes, takes, inside=inside
+    )
+
+
+class _Play:
+    """One play of a template."""
+
+    def __init__(self, template: Template, plans: list[GroupPlans], meeting_of: Ints) -> None:
+        self.template, self.plans, self.meeting_of = template, plans, meeting_of
+        self.n = len(meeting_of)
+        self.order = np.argsort(meeting_of, kind="stable")
+        self.groups = len(plans[0].load)
+        ops = template.ops
+        self.kernels = [k for k, op in enumerate(ops) if isinstance(op, Compute)]
+        self.collectives = [k for k, op in enumerate(ops) if not isinstance(op, Compute)]
+        self.above, self.below = self._places()
+        nowhere = np.zeros(self.n)
+        self.ready = [nowhere] * len(ops)
+        self.start = [nowhere] * len(ops)
+        self.end = [nowhere] * len(ops)
+        self.begin: list[Floats] = []
+        self.over: list[Floats] = []
+        self.owing = [
+            k
+            for k in self.collectives
+            if template.slowdown > 0 and self.below[k] > self.above[k] + 1 and k not in (0, len(ops) - 1)
+        ]
+        self.paid: dict[int, Bools] = {k: np.zeros(self.n, dtype=np.bool_) for k in self.owing}
+
+    def _places(self) -> tuple[list[int], list[int]]:
+        """Of each op the last kernel before it, and the first that waits for it, as places among kernels."""
+        needs = self.template.needs
+        place = {k: p for p, k in enumerate(self.kernels)}
+        above = [-1] * len(needs)
+        below = [len(place)] * len(needs)
+        for k, needed in enumerate(needs):
+            for need in needed:
+                above[k] = max(above[k], above[need], place.get(need, -1))
+        for k in range(len(needs) - 1, -1, -1):
+            own = place.get(k, below[k])
+            for need in needs[k]:
+                below[need] = min(below[need], own)
+        return above, below
+
+    def most(self, column: Floats) -> Floats:
+        """(groups,) the most of each group."""
+        latest: Floats = column[self.order].reshape(self.groups, -1).max(axis=1)
+        return latest
+
+    def inside(self) -> Inside | None:
+        """The times; None where something is still owed at the end."""
+        to_come = [*self.collectives]
+        for place, k in enumerate(self.kernels):
+            while to_come and self.above[to_come[0]] < place:
+                self._collective(to_come.pop(0))
+            self._kernel(place, k)
+        for k in to_come:
+            self._collective(k)
+        if not all(paid.all() for paid in self.paid.values()):
+            return None
+        return self._told()
+
+    def _ready(self, k: int) -> Floats:
+        needs = self.template.needs[k]
+        ready = self.end[needs[0]] if needs else self.ready[k]
+        for need in needs[1:]:
+            end = self.end[need]
+            if end is not ready and (end > ready).any():
+                ready = end if (end >= ready).all() else np.maximum(ready, end)
+        return ready
+
+    def _collective(self, k: int) -> None:
+        plans = self.plans[len(self.begin)]
+        self.ready[k] = ready = self._ready(k)
+        start = self.most(ready)
+        begin = start + plans.latency
+        over = begin + plans.moving
+        self.begin.append(begin)
+        self.over.append(over)
+        self.start[k] = start[self.meeting_of]
+        if np.array_equal(self.start[k], ready):
+            self.start[k] = ready
+        self.end[k] = over[self.meeting_of]
+
+    def _kernel(self, place: int, k: int) -> None:
+        self.ready[k] = self.start[k] = ready = self._ready(k)
+        spent = cast("Floats | float", self.template.spent[k])
+        owed = self._owed(place, ready)
+        end = ready + spent
+        self.end[k] = end if owed is None else ready + (spent + owed)
+
+    def _owed(self, place: int, ready: Floats) -> Floats | None:
+        """What ranks must pay at this kernel [s]; None for nothing."""
+        total: Floats | None = None
+        late = ready * (1 + INSTANT)
+        before = np.ones(self.n, dtype=np.bool_)  # who has paid for all before on the stream
+        for k in self.owing:
+            if self.above[k] >= place:
+                break
+            paid = self.paid[k]
+            if paid.all():
+                continue
+            pays = before & ~paid & (self.end[k] <= late)
+            before = paid | pays
+            if pays.any():
+                self.paid[k] = before
+                due = np.where(pays, self._beside(k, place), 0.0)
+                total = due if total is None else total + due
+        return None if total is None else total * self.template.slowdown
+
+    def _beside(self, k: int, place: int) -> Floats:
+        """Seconds that kernels of each rank ran beside a collective."""
+        start, end = self.start[k], self.end[k]
+        beside = np.zeros(self.n)
+        for kernel in self.kernels[self.above[k] + 1 : place]:
+            beside += np.maximum(np.minimum(end, self.end[kernel]) - np.maximum(start, self.start[kernel]), 0.0)
+        return beside
+
+    def _told(self) -> Inside:
+        rows: dict[int, int] = {}
+        table: list[Floats] = []
+        which = []
+        for times in zip(self.ready, self.start, self.end, strict=True):
+            numbers = []
+            for column in times:
+                row = rows.get(id(column))
+                if row is None:
+                    row = rows[id(column)] = len(table)
+                    table.append(column)
+                numbers.append(row)
+            which.append((numbers[0], numbers[1], numbers[2]))
+        values = np.stack(table)
+        by_group = values[:, self.order].reshape(len(values), self.groups, -1)
+        low, high = by_group.min(axis=2), by_group.max(axis=2)
+        mean = values.mean(axis=1)
+        if (values == values[:, :1]).all():
+            values, low, high = values[:, :1].copy(), low[:, :1].copy(), high[:, :1].copy()
+        begin, end = np.stack(self.begin), np.stack(self.over)
+        return Inside(tuple(which), values, low, high, mean, tuple(self.collectives), tuple(self.plans), begin, end)
