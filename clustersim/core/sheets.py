@@ -8,7 +8,7 @@ ranks that did the same ops, a few megabytes at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -174,15 +174,17 @@ class BlockColumns:
         self.which = np.array(which, dtype=np.int64).reshape(-1, 3).T.copy()
         self.low = np.array([column.low for column in columns], dtype=np.float64)
         self.high = np.array([column.high for column in columns], dtype=np.float64)
-        kinds: dict[tuple[bool, int, bool], int] = {}
+        kinds: dict[tuple[bool, int, int], int] = {}
         self._kind = np.array(
             [
-                kinds.setdefault((column.low < column.high, id(column.of), column.since is not None), len(kinds))
+                kinds.setdefault((column.low < column.high, id(column.of), _counted_kind(column)), len(kinds))
                 for column in columns
             ],
             dtype=np.int64,
         )
         self._values = [column.values for column in columns]
+        self._since = _Distinct([column.since for column in columns])
+        self._counted = _Distinct([None if column.since is None else column.values for column in columns])
 
     def stacked(self, numbers: Ints, places: Ints) -> Floats:
         """(k, m) float [s]: what ``m`` columns are at ``k`` places."""
@@ -193,8 +195,12 @@ class BlockColumns:
         for which in (np.flatnonzero(kind == own_kind) for own_kind in np.unique(kind).tolist()):
             chosen = numbers[which].tolist()
             first = self.columns[chosen[0]]
-            if first.since is not None:
-                table[which] = np.stack([np.broadcast_to(self.columns[i].at(own), n) for i in chosen])
+            if first.since is not None:  # many are counted from one, and as many have what they count in common
+                since, since_of = self._since.among(numbers[which])
+                counted, counted_of = self._counted.among(numbers[which])
+                began = np.stack([np.broadcast_to(column.at(own), n) for column in since])
+                after = np.stack([_counted(values, first.of, own) for values in counted])
+                table[which] = began[since_of] + after[counted_of]
                 continue
             values = [self._values[i] for i in chosen]
             if first.wide and first.of is None:
@@ -205,6 +211,39 @@ class BlockColumns:
                 shared = np.concatenate(values).reshape(len(chosen), -1)
                 table[which] = shared if first.of is None else shared[:, first.of[own]]
         return np.ascontiguousarray(table.T)
+
+
+def _counted(values: Floats, of: Ints | None, places: Ints | slice) -> Floats:
+    """As :meth:`Column.counted`."""
+    if len(values) == 1:
+        return values
+    counted: Floats = values[places] if of is None else values[of[places]]
+    return counted
+
+
+def _counted_kind(column: Column) -> int:
+    """Columns of one kind are looked up together: 0 for those counted from 0, others by how many values they have."""
+    return 0 if column.since is None else len(column.values)
+
+
+class _Distinct:
+    """Objects of a list that are there more than once, each once."""
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        numbers: dict[int, int] = {}
+        self._objects: list[Any] = []
+        of = []
+        for each in objects:
+            number = numbers.setdefault(id(each), len(numbers))
+            if number == len(self._objects):
+                self._objects.append(each)
+            of.append(number)
+        self._of = np.array(of, dtype=np.int64)
+
+    def among(self, places: Ints) -> tuple[list[Any], Ints]:
+        """Those at some places of the list, and of each place which."""
+        numbers, of = np.unique(self._of[places], return_inverse=True)
+        return [self._objects[number] for number in numbers.tolist()], of.reshape(-1)
 
 
 class SheetPart(msgspec.Struct, frozen=True, eq=False, gc=False):

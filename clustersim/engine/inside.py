@@ -25,14 +25,15 @@ class Inside(msgspec.Struct, frozen=True, eq=False, gc=False):
     Parameters
     ----------
     which : of each op the rows of ``times`` of when ranks are ready for it, begin and end it.
-    times : (rows, ranks), or (rows, 1) where all ranks agree. low, high : (rows, groups), of the ranks of each group,
-        or (rows, 1). mean : (rows,), over ranks.
+    times : (rows, ranks), or (rows, 1) where all ranks agree; and its ``rows``.
+    low, high : (rows, groups), of the ranks of each group, or (rows, 1). mean : (rows,), over ranks.
     collectives : places of the collectives among the ops, and ``plans`` of each.
     begin, end : (collectives, groups), when each moves bytes.
     """
 
     which: tuple[tuple[int, int, int], ...]
     times: Floats
+    rows: tuple[Floats, ...]
     low: Floats
     high: Floats
     mean: Floats
@@ -198,4 +199,6 @@ class _Play:
         if (values == values[:, :1]).all():
             values, low, high = values[:, :1].copy(), low[:, :1].copy(), high[:, :1].copy()
         begin, end = np.stack(self.begin), np.stack(self.over)
-        return Inside(tuple(which), values, low, high, mean, tuple(self.collectives), tuple(self.plans), begin, end)
+        return Inside(
+            tuple(which), values, tuple(values), low, high, mean, tuple(self.collectives), tuple(self.plans), begin, end
+        )

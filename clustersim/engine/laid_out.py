@@ -59,7 +59,7 @@ def blocks(task: OpTask, start: Floats, first: int) -> Iterator[Block]:
         BlockColumn(values, None, low, high, mean, base)
         if low < high
         else BlockColumn(np.array([low]), None, low, high, low)
-        for values, low, high, mean in zip(inside.times, *facts, strict=True)
+        for values, low, high, mean in zip(inside.rows, *facts, strict=True)
     ]
     ranks = task.role.ranks
     for k, (ready, began, ended) in enumerate(inside.which):
