@@ -42,7 +42,9 @@ def must_agree(one, other):
         for use in (one.links, other.links)
     ]
     # Four bytes are over in less time than the last bits of when: those of a stretch are added up in another order.
-    last_bits = max(use.segment_rate.max(initial=0.0) for use in (one.links, other.links)) * 8 * np.spacing(one.makespan)
+    last_bits = (
+        8 * np.spacing(one.makespan) * max(use.segment_rate.max(initial=0.0) for use in (one.links, other.links))
+    )
     np.testing.assert_allclose(moved[0], moved[1], rtol=1e-9, atol=last_bits)
     for name in ("transfer_op", "transfer_load"):
         assert getattr(one.links, name).tolist() == getattr(other.links, name).tolist()

@@ -33,6 +33,9 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
         {**SMALL, "parallel.vpp": 1, "incident": [{"kind": "slow_gpu", "rank": 5, "slowdown": 1.5}]},
     ),
     "stages on one node": (SPLIT, {**SMALL, "parallel.vpp": 1, "cluster.nodes": 2, "parallel.tp": 2, "parallel.pp": 4}),
+    "shards of the optimizer": ("zero2_llama3_8b_2x8_a100", {"run.jitter": 0.02}),
+    "buckets one after another": ("why_tiny_buckets", {}),
+    "experts": ("ep8_mixtral_8x7b_8x8_h100", {"cluster.nodes": 4}),
     "tensor groups over two nodes": (SPLIT, {**SMALL, "parallel.vpp": 1, "parallel.tp": 16}),
 }
 
@@ -66,7 +69,9 @@ def same(one: Timeline, other: Timeline) -> None:
     assert other.links
     assert np.array_equal(one.links.transfer_op, other.links.transfer_op)
     assert np.array_equal(one.links.transfer_load, other.links.transfer_load)
-    np.testing.assert_allclose(one.links.payload, other.links.payload, rtol=1e-7)
+    # Four bytes are over in less time than the last bits of when.
+    last_bits = 8 * np.spacing(one.makespan) * other.links.segment_rate.max()
+    np.testing.assert_allclose(one.links.payload, other.links.payload, rtol=1e-9, atol=last_bits)
     for t in (one, other):
         assert np.array_equal(np.unique(t.links.segment_transfer), np.flatnonzero(t.links.payload > 0))  # type: ignore[union-attr]
     for find, column in ((np.minimum, "segment_start"), (np.maximum, "segment_end")):
