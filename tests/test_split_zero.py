@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
 
 from clustersim import scenario
 from clustersim.core.errors import ScenarioError
+from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Compute
+from clustersim.training.builder.zero import layerwise, zero_states
+from clustersim.training.strategies.zero import holding
+from clustersim.training.strategies.zero_config import ZeroConfig
 
 BASE = "fsdp_tp8_llama3_70b_32x8_h100"
 LAYERS = 4
@@ -146,3 +152,17 @@ def test_stage_2_reduces_experts_among_those_who_hold_the_same_after_every_micro
 def test_what_deepspeed_refuses_beside_experts_is_refused_with_its_reason(stage, block, said):
     with pytest.raises(ScenarioError, match=said):
         with_experts(stage, **block)
+
+
+def test_what_stage_3_gathers_is_its_releases_with_and_without_other_parallelism():
+    """A release that does not prefetch holds less at once; small tensors that are never let go count either way."""
+    stage = prepared(3).split.partition.stages[0]
+    model = layerwise(stage)
+    most = []
+    for version in ("0.5.10", "0.6.0"):
+        block = {"stage": 3, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 1e9}
+        config = msgspec.convert({"kind": "zero", "version": version, "zero_optimization": block}, ZeroConfig)
+        alone = holding(model, Mesh(np.arange(4), 4), config).gathered.max()
+        assert zero_states(stage, 4, 4, config, 8.0).gathered[0] * model.parameters == pytest.approx(alone)
+        most.append(alone)
+    assert most[0] < most[1]

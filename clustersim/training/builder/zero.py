@@ -22,7 +22,6 @@ from clustersim.training.partition.base import Stage
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import zero
 from clustersim.training.strategies.walk import Hooks, LayerPart, Place
-from clustersim.training.strategies.zero3 import modules, visits
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 
 
@@ -110,14 +109,14 @@ def zero_states(stage: Stage, ranks: int, experts: int, config: ZeroConfig, stat
     """Bytes of model states per element on one of the ``ranks`` that share, and of the ``experts`` ranks that share
     routed experts. ``states`` : of the optimizer's, whole.
 
-    Gathered at once is what stage 3's coordinator holds at the most; buckets are a number of bytes.
+    Gathered is :func:`clustersim.training.strategies.zero.most_gathered`; buckets are a number of bytes.
     """
     model = layerwise(stage)
     block = config.zero_optimization
     size = float(DTYPE_BYTES[config.param_dtype])
     share = 1.0 / ranks
     third = block.stage == 3
-    gathered = max(visit.live for visit in visits(modules(model, block), block)) / model.parameters if third else 0.0
+    gathered = zero.most_gathered(model, config) / model.parameters if third else 0.0
     bucket = size * min(elements(block.reduce_bucket_size), model.parameters)
     away = 0.0 if config.offloads_optimizer else share
     kept_share = 0.0 if config.offloads_parameters else share
@@ -128,6 +127,6 @@ def zero_states(stage: Stage, ranks: int, experts: int, config: ZeroConfig, stat
         gradients=(size * away, size * spread),
         masters=(4.0 * away if size < 4 else 0.0, 4.0 * spread if size < 4 else 0.0),
         states=(states * away, states * spread),
-        gathered=(size * gathered if borrows else 0.0, 0.0),
+        gathered=(gathered if borrows else 0.0, 0.0),
         buckets=bucket * (1.0 if third or not block.overlaps else 2.0),
     )

@@ -170,6 +170,11 @@ def _gradients(model: Model, ranks: int, config: ZeroConfig) -> Floats:
     return always(by_layer.sum() / ranks, n)
 
 
+def most_gathered(model: Model, config: ZeroConfig) -> float:
+    """Bytes that stage 3 holds at the most beside a rank's shards, as the release's coordinator gathers them."""
+    return float(_gathered(model, config).max())
+
+
 def _gathered(model: Model, config: ZeroConfig) -> Floats:
     """What stage 3's coordinator has gathered while each layer runs, and what it never lets go."""
     block = config.zero_optimization
