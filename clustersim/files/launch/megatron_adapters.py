@@ -53,9 +53,7 @@ IDLE = frozenset(
 """What says nothing more of a step, or is read with the others."""
 
 
-def taken(
-    read: Sequence[Document], options: Mapping[Key, OptionValue], fields: ScenarioFields, used: set[Key]
-) -> None:
+def taken(read: Sequence[Document], options: Mapping[Key, OptionValue], fields: ScenarioFields, used: set[Key]) -> None:
     """Put what options say of adapters into ``model.adapter``, and what was read into ``used``.
 
     Raises :class:`ScenarioError` for another way to train a part, for linears that are not known, for an exchange of
