@@ -32,7 +32,7 @@ class ToyCost:
     micro_batch_size: int = 1
     host: None = None
 
-    def work(self, runs, *, dense, cast=0):
+    def work(self, runs, *, dense, cast=0, packed=()):
         runs = [run for run in runs if run[0][0].kind != "host"]
         seconds = sum({"F": self.f, "R": self.f, "I": self.i, "W": self.w}[part] for _, part in runs)
         return Pass(seconds, 0.0, "compute", 0.0, Mix(peak=seconds))

@@ -75,7 +75,7 @@ def test_a_streaming_kernel_takes_bytes_over_the_measured_bandwidth() -> None:
 
 @pytest.mark.parametrize(("kind", "fused", "narrow"), K.NORM_OPERATORS)
 def test_a_norm_that_nobody_reads_in_16_bits_moves_what_its_row_says(kind, fused, narrow) -> None:
-    passes = K._read_norm(kind, fused, 0, narrow)
+    passes = K._read_norm(kind, fused, 0, narrow, False)
     usual = K.NORM[kind, fused]
     assert (passes.launches, passes.backward_launches, passes.saved) == (
         usual.launches,
@@ -85,7 +85,7 @@ def test_a_norm_that_nobody_reads_in_16_bits_moves_what_its_row_says(kind, fused
     forward, backward = K.NORM_OPERATORS[kind, fused, narrow]
     assert passes.forward * passes.element[1] == pytest.approx(K.moved(forward)[1])
     assert passes.backward * passes.backward_element[1] == pytest.approx(K.moved(backward)[1])
-    with_reader = K._read_norm(kind, fused, 1, narrow)
+    with_reader = K._read_norm(kind, fused, 1, narrow, False)
     assert with_reader.forward * with_reader.element[1] == pytest.approx(K.moved(forward)[1] + 6.0)  # fp32 to 16 bits
 
 

@@ -263,12 +263,12 @@ class Verdict:
                 f"does not fit on {self.device}{place_text}: {format_bytes(-self.spare)} too much; held by "
                 f"{holders_text}"
             )
+        tight = "; above 70 % full, real steps are slower" if self.pressed else ""
         if self.uncertain:
-            most = f"with what allocator and libraries take besides about {format_bytes(self.use.shown)}"
+            most = f"with what allocator and libraries take besides about {format_bytes(self.use.shown)}{tight}"
             return (
                 f"{self.in_words} on {self.device}{place_text}: needs {format_bytes(self.use.total)} of "
                 f"{format_bytes(self.room)}, {most}; held by {holders_text}"
             )
-        tight = "; above 70 % full, real steps are slower" if self.pressed else ""
         spare = f"{format_bytes(self.spare)} to spare ({self.share:.0%} used{tight})"
         return f"{self.in_words} on {self.device}{place_text} with {spare}; {holders_text}"
