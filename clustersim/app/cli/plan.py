@@ -59,7 +59,7 @@ def plan(
             told=lambda message: click.echo(f"{path.stem}: {message}", err=True),
         )
         result = planner.with_campaign(planner.told(read, searched, path), read, searched)
-        result = structs.replace(result, launch=_launch(result.front, out))
+        result = structs.replace(planner.kept(result, out), launch=_launch(result.front, out))
     folder = planner.folder_for(read, path, out)
     title = read.title or path.stem
     wrote = [f"{out}/results.jsonl", *written_study(folder, planner.FILE, result, pictures(result))]

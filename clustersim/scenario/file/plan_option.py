@@ -5,6 +5,7 @@ Any command that takes a scenario takes one of these. To read one back needs not
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -40,4 +41,4 @@ def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple
     if place > len(front):
         raise ScenarioError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
     row = front[place - 1]
-    return from_table(row.scenario, row.path, changes), row.option
+    return from_table(row.scenario, os.path.normpath(folder / row.path), changes), row.option

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clustersim.core.economics import GpuRates, Power, costs, rates, watts_per_gpu
 from clustersim.scenario.file.plan_option import FILE, option_of
-from clustersim.studies.plan.answer import told
+from clustersim.studies.plan.answer import kept, told
 from clustersim.studies.plan.campaigns import with_campaign
 from clustersim.studies.plan.options import PlanOption, SearchResult, title
 from clustersim.studies.plan.pareto import dominates, front
@@ -41,7 +41,7 @@ def plan(
     read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
     searched = search(read, path, out, SearchOptions(executor, jobs, exhaustive, robust))
     result = with_campaign(told(read, searched, path), read, searched)
-    folder_for(read, path, out).write(FILE, result)
+    folder_for(read, path, out).write(FILE, kept(result, Path(out)))
     return result
 
 
@@ -59,6 +59,7 @@ __all__ = [
     "folder_for",
     "from_table",
     "front",
+    "kept",
     "load",
     "option_of",
     "plan",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from clustersim.core import ranges
 from clustersim.core.device import device
@@ -72,6 +73,18 @@ def told(plan: PlanFile, searched: SearchResult, path: str | Path = "plan.toml")
     )
 
 
+def kept(answer: PlanAnswer, out: Path) -> PlanAnswer:
+    """The answer as the folder ``out`` keeps it: where plans are read is told from there, so that an option is found
+    from anywhere."""
+
+    def moved(row: ChosenRow) -> ChosenRow:
+        where = row.path if Path(row.path).is_absolute() else os.path.relpath(row.path, out)
+        return structs.replace(row, path=where)
+
+    places = [row if row.best is None else structs.replace(row, best=moved(row.best)) for row in answer.places]
+    return structs.replace(answer, front=[moved(row) for row in answer.front], places=places)
+
+
 def _places(plan: PlanFile, found: SearchResult, path: str | Path) -> Iterator[PlaceRow]:
     """The best option of each machine and size."""
     prices = {machine.label: known for machine, known in zip(plan.machines, found.rates, strict=True)}
@@ -92,7 +105,7 @@ def _chosen(plan: PlanFile, searched: SearchResult, option: PlanOption, path: st
     return ChosenRow(
         **_row(option, searched),
         scenario=override(base(plan), option.candidate.changes),
-        path=str(Path(path).absolute()),  # the folder's options are asked for from anywhere
+        path=str(path),
         tokens_per_step=round(option.rate * option.step_s) if searched.tokens else None,
         why=why_on_front(option, searched) if option.on_front else "",
     )

@@ -85,8 +85,8 @@ class PlannedTraining(msgspec.Struct, frozen=True):
 
 
 class ChosenRow(PlanRow, frozen=True, kw_only=True):
-    """An option of the front: with its ``scenario``, the ``path`` of the plan where that is read, and its campaign
-    where the plan has one. tokens_per_step : None where a model has no tokens."""
+    """An option of the front: with its ``scenario``, the ``path`` of the plan (from the folder that keeps it), and its
+    campaign where the plan has one. tokens_per_step : None where a model has no tokens."""
 
     scenario: Table
     path: str
