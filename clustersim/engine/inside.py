@@ -16,10 +16,10 @@ from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.program import Compute
 from clustersim.engine.flows.loads import INSTANT
 from clustersim.engine.planning import GroupPlans
-from clustersim.engine.stretches import Template
+from clustersim.engine.stretches import StretchTemplate
 
 
-class Inside(msgspec.Struct, frozen=True, eq=False, gc=False):
+class StretchTimes(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The times of a stretch [s], from when each group begins it.
 
     Parameters
@@ -49,12 +49,12 @@ class StretchPlans(GroupPlans, frozen=True, eq=False, dict=True):
     ``nbytes`` : all that its collectives move. ``inside`` : None where it cannot be played as one.
     """
 
-    inside: Inside | None = None
+    inside: StretchTimes | None = None
 
 
-def stretch_plans(template: Template, plans: list[GroupPlans], meeting_of: Ints) -> StretchPlans:
+def stretch_plans(template: StretchTemplate, plans: list[GroupPlans], meeting_of: Ints) -> StretchPlans:
     """A template on groups: ``plans`` of its collectives, and of each rank of the role its group."""
-    inside = _Play(template, plans, meeting_of).inside()
+    inside = _StretchPlay(template, plans, meeting_of).inside()
     first = plans[0]
     n = len(first.load)
     takes = inside.end[-1] if inside else np.zeros(n)
@@ -65,10 +65,10 @@ def stretch_plans(template: Template, plans: list[GroupPlans], meeting_of: Ints)
     )
 
 
-class _Play:
+class _StretchPlay:
     """One play of a template."""
 
-    def __init__(self, template: Template, plans: list[GroupPlans], meeting_of: Ints) -> None:
+    def __init__(self, template: StretchTemplate, plans: list[GroupPlans], meeting_of: Ints) -> None:
         self.template, self.plans, self.meeting_of = template, plans, meeting_of
         self.n = len(meeting_of)
         self.order = np.argsort(meeting_of, kind="stable")
@@ -110,7 +110,7 @@ class _Play:
         latest: Floats = column[self.order].reshape(self.groups, -1).max(axis=1)
         return latest
 
-    def inside(self) -> Inside | None:
+    def inside(self) -> StretchTimes | None:
         """The times; None where something is still owed at the end."""
         to_come = [*self.collectives]
         for place, k in enumerate(self.kernels):
@@ -179,7 +179,7 @@ class _Play:
             beside += np.maximum(np.minimum(end, self.end[kernel]) - np.maximum(start, self.start[kernel]), 0.0)
         return beside
 
-    def _told(self) -> Inside:
+    def _told(self) -> StretchTimes:
         rows: dict[int, int] = {}
         table: list[Floats] = []
         which = []
@@ -199,6 +199,6 @@ class _Play:
         if (values == values[:, :1]).all():
             values, low, high = values[:, :1].copy(), low[:, :1].copy(), high[:, :1].copy()
         begin, end = np.stack(self.begin), np.stack(self.over)
-        return Inside(
+        return StretchTimes(
             tuple(which), values, tuple(values), low, high, mean, tuple(self.collectives), tuple(self.plans), begin, end
         )

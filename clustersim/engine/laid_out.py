@@ -11,7 +11,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.blocks import Block
 from clustersim.core.blocks import Column as BlockColumn
 from clustersim.engine.columns import highest, lowest
-from clustersim.engine.inside import Inside, StretchPlans
+from clustersim.engine.inside import StretchPlans, StretchTimes
 from clustersim.engine.order import OpTask
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.planning import GroupPlans
@@ -29,9 +29,9 @@ def begun(task: OpTask) -> Floats:
     return start[task.meets[0][1].leaders] if len(start) == task.n else start
 
 
-def inside_of(task: OpTask) -> Inside:
+def inside_of(task: OpTask) -> StretchTimes:
     """What happens inside a stretch."""
-    return cast(Inside, cast(StretchPlans, task.meets[0][0].plans).inside)
+    return cast(StretchTimes, cast(StretchPlans, task.meets[0][0].plans).inside)
 
 
 def agreed(task: OpTask, start: Floats) -> tuple[Floats, Floats, Floats] | None:
@@ -74,7 +74,7 @@ def _column(values: Floats, of: Ints | None) -> BlockColumn:
     return BlockColumn(values, of, low, high, float(values.mean()))
 
 
-class Transfers(NamedTuple):
+class LaidTransfers(NamedTuple):
     """What was moved, with stretches told by their collectives.
 
     owners : an op that is played and the place inside it, if it is a stretch, and counts : how many meetings it has.
@@ -91,7 +91,7 @@ class Transfers(NamedTuple):
 
 def transfers(
     sites: tuple[Site, ...], segments: Segments, meeting: Ints | slice, load: Ints, start: Floats
-) -> Transfers:
+) -> LaidTransfers:
     """``segments``, ``meeting``, ``load`` : of what was played. ``start`` : when each meeting began [s]."""
     owners: list[tuple[OpKey, int]] = []
     counts: list[int] = []
@@ -102,7 +102,7 @@ def transfers(
         counts += [len(site.ranks)] * len(places)
     laid = [site for site in sites if _inside(site)]
     if not laid:
-        return Transfers(segments, owners, counts, meeting, load, 0)
+        return LaidTransfers(segments, owners, counts, meeting, load, 0)
     size = np.array([len(site.ranks) for site in sites])
     times = np.array([len(inside.collectives) if (inside := _inside(site)) else 1 for site in sites])
     first = np.cumsum(size * times) - size * times
@@ -119,7 +119,7 @@ def transfers(
     of_each = [each.load for site in sites for each in _plans(site)]
     columns = ids[order], began[order], ended[order], rate[order]
     more = len(ids) - len(segments[0])
-    return Transfers(columns, owners, counts, slice(None), np.concatenate(of_each), more)
+    return LaidTransfers(columns, owners, counts, slice(None), np.concatenate(of_each), more)
 
 
 def _plans(site: Site) -> tuple[GroupPlans, ...]:
@@ -127,13 +127,13 @@ def _plans(site: Site) -> tuple[GroupPlans, ...]:
     return inside.plans if inside else (site.plans,)
 
 
-def _inside(site: Site) -> Inside | None:
+def _inside(site: Site) -> StretchTimes | None:
     return site.plans.inside if isinstance(site.plans, StretchPlans) else None
 
 
 def _segments(sites: list[Site], first: list[int], start: Floats) -> Segments:
     """What the collectives of stretches of one kind moved, each at the rate it has alone."""
-    inside = cast(Inside, _inside(sites[0]))
+    inside = cast(StretchTimes, _inside(sites[0]))
     shape = (len(sites), *inside.begin.shape)
     begun_at = np.stack([start[site.first : site.first + shape[2]] for site in sites])[:, None]
     begin, end = begun_at + inside.begin, begun_at + inside.end

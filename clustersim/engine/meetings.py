@@ -25,7 +25,7 @@ from clustersim.engine.inside import stretch_plans
 from clustersim.engine.pairs import OpKey, Pairs, pairs
 from clustersim.engine.planning import GroupPlans, PlanBook
 from clustersim.engine.sites import Site, SiteSide
-from clustersim.engine.stretches import Stretch, Template
+from clustersim.engine.stretches import Stretch, StretchTemplate
 
 Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
@@ -234,9 +234,9 @@ class _InnerTerms:
         self._book = book
         self._known: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
 
-    def template(self, op: Stretch) -> Template:
+    def template(self, op: Stretch) -> StretchTemplate:
         """Of a stretch."""
-        return cast(Template, op.template)
+        return cast(StretchTemplate, op.template)
 
     def of(self, op: Stretch, who: Ints) -> list[tuple[Any, ...]]:
         """Of each collective of a stretch, in order."""

@@ -2,8 +2,8 @@
 
 A layer's tensor-parallel collectives and the kernels between wait for nothing but one another, and nobody else waits
 for any but the last. Once the first has begun, the ranks of a group go together: what each op does is as long after
-that whenever it was. So a stretch is worked out once (:class:`Template`), for all micro-batches alike, and a Program is
-played with one op in its place (:class:`Stretch`); what happened inside is laid out where rows are made.
+that whenever it was. So a stretch is worked out once (:class:`StretchTemplate`), for all micro-batches alike, and a
+Program is played with one op in its place (:class:`Stretch`); what happened inside is laid out where rows are made.
 
 A stretch begins and ends with a *gate*: a collective that waits for all before it, and that all after it wait for.
 Nothing inside may share a link with others, or be beside a collective that is not (:mod:`clustersim.engine.bills`).
@@ -26,7 +26,7 @@ LEAST = 2
 """Collectives of a stretch at least."""
 
 
-class Template(msgspec.Struct, frozen=True, eq=False, gc=False):
+class StretchTemplate(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What stretches have in common that differ by when they begin.
 
     ``ops`` : of one of them. ``needs`` : of each op the places in ``ops`` of what it waits for.
@@ -46,7 +46,7 @@ class Stretch(Collective, frozen=True, eq=False, gc=False):
 
     first: int = 0
     inner: tuple[Op, ...] = ()
-    template: Template | None = None
+    template: StretchTemplate | None = None
 
     @property
     def kernels(self) -> float:
@@ -101,7 +101,7 @@ def _stretches(role: Role) -> list[tuple[int, int]]:
     return [piece for run in runs for piece in _pieces(run, sorted(cuts.get(run.begin, ())))]
 
 
-class _Run(msgspec.Struct, eq=False, gc=False):
+class _OpsInLine(msgspec.Struct, eq=False, gc=False):
     """Ops one after another in a role's list, from ``begin`` to ``end``, that wait for one another, or for what the
     first waits for. ``groups``, ``stream`` : of its collectives; 0 for none yet. ``gates`` : places of collectives that
     wait for all before and that all after wait for."""
@@ -129,14 +129,14 @@ class _Run(msgspec.Struct, eq=False, gc=False):
         self.ends.add(i)
 
 
-def _runs(role: Role) -> tuple[list[_Run], dict[int, set[int]]]:
+def _runs(role: Role) -> tuple[list[_OpsInLine], dict[int, set[int]]]:
     """The runs of a role; and of each, by where it begins, what others wait for without waiting for its last gate."""
-    inside = _Inside(role)
-    runs: list[_Run] = []
-    run_of: list[_Run | None] = [None] * len(role.ops)
+    inside = _OwnGroups(role)
+    runs: list[_OpsInLine] = []
+    run_of: list[_OpsInLine | None] = [None] * len(role.ops)
     cuts: dict[int, set[int]] = {}
     last: dict[str, int] = {}
-    run: _Run | None = None
+    run: _OpsInLine | None = None
     for i, op in enumerate(role.ops):
         before = last.get(op.stream, -1)
         last[op.stream] = i
@@ -149,7 +149,7 @@ def _runs(role: Role) -> tuple[list[_Run], dict[int, set[int]]]:
                 run_of[run.begin : i] = [run] * (i - run.begin)
             run = None
         if fits and run is None:
-            run = _Run(i, needs, step=op.step, gates=[], ends=set())
+            run = _OpsInLine(i, needs, step=op.step, gates=[], ends=set())
         for need in needs:
             other = run_of[need]
             if other is not None and need != other.gates[-1] and other.gates[-1] not in needs:
@@ -161,7 +161,7 @@ def _runs(role: Role) -> tuple[list[_Run], dict[int, set[int]]]:
     return runs, cuts
 
 
-def _goes_on(run: _Run, op: Op, groups: int, needs: tuple[int, ...]) -> bool:
+def _goes_on(run: _OpsInLine, op: Op, groups: int, needs: tuple[int, ...]) -> bool:
     """Whether an op is the next of a run."""
     if op.step != run.step or not needs:
         return False
@@ -178,7 +178,7 @@ def _goes_on(run: _Run, op: Op, groups: int, needs: tuple[int, ...]) -> bool:
     return within
 
 
-def _pieces(run: _Run, cuts: list[int]) -> list[tuple[int, int]]:
+def _pieces(run: _OpsInLine, cuts: list[int]) -> list[tuple[int, int]]:
     """First and last place of the stretches of a run: between gates, and none with a cut inside."""
     pieces = []
     gates = run.gates
@@ -190,7 +190,7 @@ def _pieces(run: _Run, cuts: list[int]) -> list[tuple[int, int]]:
     return pieces
 
 
-class _Inside:
+class _OwnGroups:
     """Groups of several ranks that are wholly in a role, by number; equal ones have one, and each array is looked at
     once."""
 
@@ -258,9 +258,9 @@ class _Templates:
     def __init__(self, role: Role, slowdown: float) -> None:
         self._role = role
         self._slowdown = slowdown
-        self._known: dict[object, Template] = {}
+        self._known: dict[object, StretchTemplate] = {}
 
-    def of(self, begin: int, end: int) -> Template:
+    def of(self, begin: int, end: int) -> StretchTemplate:
         """Of the ops from ``begin`` to ``end``."""
         ops = self._role.ops[begin : end + 1]
         # Arrays of groups and durations are the Program's, and live as long as it.
@@ -271,7 +271,7 @@ class _Templates:
             needs = tuple(_within(ops, begin))
             spent = tuple(_spent(self._role, op) if isinstance(op, Compute) else None for op in ops)
             least = sum(float(np.min(op.duration)) for op in ops if isinstance(op, Compute))
-            known = self._known[key] = Template(ops, needs, spent, self._slowdown, least)
+            known = self._known[key] = StretchTemplate(ops, needs, spent, self._slowdown, least)
         return known
 
 

@@ -41,7 +41,7 @@ ROUNDED = 0.6
 
 
 @dataclass(frozen=True)
-class Bar:
+class ProgressBar:
     """What a bar says: steps done, seconds since the start, and seconds of a step."""
 
     done: int
@@ -63,7 +63,7 @@ class BarSteps:
     speeds : means of the whole run, by unit. of_trainer : whether there are lines of Hugging Face's Trainer.
     """
 
-    bars: dict[int, dict[int, Bar]] = field(default_factory=lambda: defaultdict(dict))
+    bars: dict[int, dict[int, ProgressBar]] = field(default_factory=lambda: defaultdict(dict))
     total: int = 0
     speeds: dict[str, float] = field(default_factory=dict)
     of_trainer: bool = False
@@ -76,7 +76,7 @@ class BarSteps:
             if rate > 0 and not _OTHERS.search(line[behind : match.start()]):
                 seconds = rate if match["unit"] == "s/it" else 1 / rate
                 done = int(match["done"])
-                self.bars[int(match["all"])][done] = Bar(done, _since(match["since"]), seconds)
+                self.bars[int(match["all"])][done] = ProgressBar(done, _since(match["since"]), seconds)
             behind = match.end()
         if found := _TOTAL.search(line):
             self.total = int(found[1].replace(",", ""))
@@ -119,7 +119,7 @@ def _since(clock: str) -> float:
     return float(seconds)
 
 
-def _between(drawn: Sequence[Bar]) -> Iterator[tuple[int, float]]:
+def _between(drawn: Sequence[ProgressBar]) -> Iterator[tuple[int, float]]:
     """Seconds of steps between bars, where rates are means since the start and bars lie far enough apart."""
     if not all(bar.is_mean for bar in drawn):
         return
