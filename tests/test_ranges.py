@@ -7,6 +7,7 @@ import gzip
 import math
 import pathlib
 import tomllib
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -157,13 +158,17 @@ def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_
     assert not told["hgx-h100"].unseen
 
 
-def test_generations_with_steps_are_those_of_the_tables():
-    table = pathlib.Path(__file__).parent / "data" / "measurements" / "training_steps.csv.gz"
-    with gzip.open(table, "rt") as file:
-        names = {row["topology"] for row in csv.DictReader(file)} - {""}
-    archs = {fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names}
-    assert all(map(ranges.has_steps, archs))
-    assert not any(map(ranges.has_steps, {"sm100", "sm120"} - archs))
+def test_generations_with_steps_are_those_with_eight_in_the_tables():
+    data = pathlib.Path(__file__).parent / "data"
+    with gzip.open(data / "predictions.csv.gz", "rt") as file:
+        played = {row["case_id"] for row in csv.DictReader(file) if row["table"] == "training_steps"}
+    with gzip.open(data / "measurements" / "training_steps.csv.gz", "rt") as file:
+        names = [row["topology"] for row in csv.DictReader(file) if row["case_id"] in played and row["topology"]]
+    counts = Counter(fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names)
+    assert min(counts.values()) < command.FEWEST <= max(counts.values())
+    for arch, count in counts.items():
+        assert ranges.has_steps(arch) == (count >= command.FEWEST), arch
+    assert not any(map(ranges.has_steps, {"sm100", "sm120"} - counts.keys()))
 
 
 def test_steps_that_a_host_paces_have_a_range_of_their_own():
