@@ -55,14 +55,20 @@ class Column(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def counted(self, places: Ints | slice) -> Floats:
         """The same, counted from ``since``."""
-        if len(self.values) == 1:
-            return self.values
-        return self.values[places] if self.of is None else self.values[self.of[places]]
+        return values_at(self.values, self.of, places)
 
     @property
     def depth(self) -> int:
         """How many columns it is counted from, one after another."""
         return 0 if self.since is None else 1 + self.since.depth
+
+
+def values_at(values: Floats, of: Ints | None, places: Ints | slice) -> Floats:
+    """What a column's ``values`` are at these places of ranks: one for all, one a rank, or those that ``of`` tells."""
+    if len(values) == 1:
+        return values
+    chosen: Floats = values[places] if of is None else values[of[places]]
+    return chosen
 
 
 class Block(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.blocks import AT_ONCE, Block, Column, Columns
+from clustersim.core.blocks import AT_ONCE, Block, Column, Columns, values_at
 
 Marks: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = tuple[tuple[Ints, ...], Ints, Ints, Floats, Floats, Floats]
@@ -199,7 +199,7 @@ class BlockColumns:
                 since, since_of = self._since.among(numbers[which])
                 counted, counted_of = self._counted.among(numbers[which])
                 began = np.stack([np.broadcast_to(column.at(own), n) for column in since])
-                after = np.stack([_counted(values, first.of, own) for values in counted])
+                after = np.stack([values_at(values, first.of, own) for values in counted])
                 table[which] = began[since_of] + after[counted_of]
                 continue
             values = [self._values[i] for i in chosen]
@@ -211,14 +211,6 @@ class BlockColumns:
                 shared = np.concatenate(values).reshape(len(chosen), -1)
                 table[which] = shared if first.of is None else shared[:, first.of[own]]
         return np.ascontiguousarray(table.T)
-
-
-def _counted(values: Floats, of: Ints | None, places: Ints | slice) -> Floats:
-    """As :meth:`Column.counted`."""
-    if len(values) == 1:
-        return values
-    counted: Floats = values[places] if of is None else values[of[places]]
-    return counted
 
 
 def _counted_kind(column: Column) -> int:

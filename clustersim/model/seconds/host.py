@@ -25,7 +25,7 @@ from clustersim.core.model import Kernel, product_beside
 from clustersim.core.texts import data_table
 from clustersim.core.topology import NodeType
 from clustersim.core.units import parse_time
-from clustersim.model.seconds.calls import POST
+from clustersim.model.seconds.calls import POST, adapter_calls
 from clustersim.model.seconds.kernels import launches, weighted
 
 STREAM_SHARE = 0.8
@@ -174,8 +174,8 @@ class HostLaw(msgspec.Struct, frozen=True):
                 # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
                 indexes = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
                 inside = indexes or kernel.name in SCORING or kernel.name == "await_counts"
-                if product_beside(kernel.name):
-                    seconds += (self.plain or self.call) * (1.0 if weighted(kernel) else POST)
+                if calls := adapter_calls(kernel):
+                    seconds += (self.plain or self.call) * calls
                     continue
                 seconds += self.call * (POST if inside else 1 + self.bookkeeping * (kernel.name == "top_k"))
         return seconds

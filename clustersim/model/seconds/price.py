@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from clustersim.core.mix import Mix, total
-from clustersim.core.model import Kernel, Tensor, product_beside
+from clustersim.core.model import Kernel, Tensor
 from clustersim.model.seconds.base import Setting
-from clustersim.model.seconds.calls import POST
+from clustersim.model.seconds.calls import adapter_calls
 from clustersim.model.seconds.float8 import cast_seconds, padding_seconds
-from clustersim.model.seconds.kernels import flops, launches, spent, weighted
+from clustersim.model.seconds.kernels import flops, launches, spent
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -62,8 +62,8 @@ def price(
             busy += work + floor + casts
             shares["launch" if floor > work else bound] += work + floor
             host += launches(kernel, part) * where.device.launch.value * where.hosted
-            if where.module_call and product_beside(kernel.name) and launches(kernel, part):
-                host += where.module_call * (1.0 if weighted(kernel) else POST)
+            if where.module_call and launches(kernel, part):
+                host += where.module_call * adapter_calls(kernel)
             executed += done
     if more:
         busy += more
