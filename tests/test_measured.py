@@ -19,8 +19,8 @@ from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.fitted import few_numbers
-from clustersim.collectives.fitted.trusted import contradicting
-from clustersim.collectives.nccl_backend import choice
+from clustersim.collectives.fitted.trusted import improbable
+from clustersim.collectives.nccl_backend import NcclChoice, choice
 from clustersim.collectives.nccl_backend import seconds as predict
 from clustersim.core.errors import ClusterSimError, TopologyError
 from clustersim.core.topology import Topology
@@ -108,18 +108,29 @@ def test_a_number_that_cannot_be_moves_nothing_and_is_named(tmp_path, numbers, o
         assert seconds(found, 4, nbytes) == pytest.approx(seconds(without, 4, nbytes))
 
 
+def test_a_part_of_something_stays_below_all_of_it():
+    """A small number twenty times too long once took more steps from a ring than it has, and its time was complex."""
+    topology = fabrics.load("hgx-a100", nodes=1)
+    group = Group(topology, fabrics.mesh(topology, nodes=1).gpus)
+    kind = costs_of(group)
+    choices = [choice(Request("all_reduce", nbytes), group) for nbytes in (65536.0, 8.0)]
+    times = [20.0 * predict(choices[0], kind), predict(choices[1], kind)]
+    machine_costs = few_numbers(choices, times, kind).costs
+    assert 0.25 < machine_costs.empty_steps <= 1.0
+    assert predict(choices[0], machine_costs) > 2.0 * predict(choices[0], kind)
+
+
 EVERY = 16
 """One published case in so many is tried. Of one in three, 98 % get worse by no more than 4 points, and none by 7."""
 
 
 def changes(rows: list[dict[str, str]]) -> Iterator[float]:
     """By how much one, two and three numbers of a case raise the median error of its other sizes."""
-    log = [(seconds, choice(request, group)) for seconds, request, group in map(measured_row, rows)]
-    log.sort(key=lambda one: one[1].request.nbytes)
+    log = sorted_log(rows)
     kind = costs_of(log[0][1].group)
     for count in (1, 2, 3):
         known = [log[0], log[len(log) // 2], log[-1]][:count]
-        apart = contradicting([chosen for _, chosen in known], [time for time, _ in known], kind, ())
+        apart = improbable([chosen for _, chosen in known], [time for time, _ in known], kind, ())
         used = [one for i, one in enumerate(known) if i not in apart]
         moved = few_numbers([chosen for _, chosen in used], [time for time, _ in used], kind).costs
         rest = [one for one in log if one not in known]
@@ -129,11 +140,42 @@ def changes(rows: list[dict[str, str]]) -> Iterator[float]:
         yield float(after - before)
 
 
-def test_numbers_of_a_published_table_do_not_make_the_rest_of_it_worse():
-    """By no more than the 4 points that measurements repeat to in 95 of 100 cases, and by 10 in none."""
+def sorted_log(rows: list[dict[str, str]]) -> list[tuple[float, NcclChoice]]:
+    """Seconds and what NCCL picks of a case's rows, by size."""
+    log = [(seconds, choice(request, group)) for seconds, request, group in map(measured_row, rows)]
+    return sorted(log, key=lambda one: one[1].request.nbytes)
+
+
+def published_cases(every: int) -> list[list[dict[str, str]]]:
+    """One in so many of the published cases with six sizes at least."""
     tables = [ROOT / "tests" / "data" / "measurements" / name for name in ("nccl_tests.csv.gz", "nccl_one_node.csv.gz")]
     cases = grouped(measured_rows(tables), lambda row: row["case_id"]).values()
-    tried = [change for case in [rows for rows in cases if len(rows) >= 6][::EVERY] for change in changes(case)]
+    return [rows for rows in cases if len(rows) >= 6][::every]
+
+
+def test_slips_planted_into_published_tables_are_found_and_true_numbers_are_not():
+    """A number six times too long among three: nine in ten are named; of what was published, one in twenty."""
+    found = planted = apart = true = 0
+    for rows in published_cases(EVERY // 4):
+        log = sorted_log(rows)
+        known = [log[0], log[len(log) // 2], log[-1]]
+        kind = costs_of(known[0][1].group)
+        choices = [chosen for _, chosen in known]
+        times = [time for time, _ in known]
+        apart += len(improbable(choices, times, kind, ()))
+        true += len(times)
+        for i in range(len(times)):
+            slipped = [6.0 * time if k == i else time for k, time in enumerate(times)]
+            found += i in improbable(choices, slipped, kind, ())
+            planted += 1
+    assert planted >= 75
+    assert found >= 0.9 * planted
+    assert apart <= 0.05 * true
+
+
+def test_numbers_of_a_published_table_do_not_make_the_rest_of_it_worse():
+    """By no more than the 4 points that measurements repeat to in 95 of 100 cases, and by 10 in none."""
+    tried = [change for rows in published_cases(EVERY) for change in changes(rows)]
     assert len(tried) >= 25
     assert np.mean(np.array(tried) < 0.04) >= 0.95
     assert max(tried) < 0.10

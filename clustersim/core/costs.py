@@ -29,6 +29,7 @@ peers, since each needs a send and a receive posted. A program's launches run ah
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
@@ -321,6 +322,15 @@ def flat(costs: CommunicationCosts | GlooCosts | MpiCosts) -> dict[str, float]:
         else:
             values[cost_field.name] = float(value)
     return values
+
+
+def most_of(name: str) -> float:
+    """The largest value that a constant can have: 1 for a part of something, by its flat name.
+
+    >>> most_of("net_share.ib"), most_of("empty_steps"), most_of("base")
+    (1.0, 1.0, inf)
+    """
+    return 1.0 if "share" in name or name == "empty_steps" else math.inf
 
 
 def overlaid(costs: AnyCosts, values: Mapping[str, float]) -> AnyCosts:

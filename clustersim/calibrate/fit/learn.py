@@ -20,7 +20,7 @@ from clustersim.collectives.fitted.machine import moved_costs
 from clustersim.collectives.fitted.priors import priors
 from clustersim.collectives.nccl_backend import seconds_of
 from clustersim.core.arrays import Bools, Floats
-from clustersim.core.costs import COSTS, CommunicationCosts, flat, overlaid
+from clustersim.core.costs import COSTS, CommunicationCosts, flat, most_of, overlaid
 
 SURE = 0.4
 """A documented value is this much surer for a kind than for one machine of it."""
@@ -82,10 +82,7 @@ def _values(point: Floats) -> dict[str, float]:
     constants = priors().constants
     moved = np.exp(point[: len(constants)]).tolist()
     values = {name: constants[name].value * by for name, by in zip(constants, moved, strict=True)}
-    return {
-        name: min(value, 1.0) if "share" in name and "generation" not in name else value
-        for name, value in values.items()
-    }
+    return {name: value if "generation" in name else min(value, most_of(name)) for name, value in values.items()}
 
 
 def with_learned(costs: CommunicationCosts, values: Mapping[str, float]) -> CommunicationCosts:

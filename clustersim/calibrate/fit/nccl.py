@@ -6,7 +6,6 @@ out once; a fit then asks nothing but the time law.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from clustersim.collectives.fitted import priors
 from clustersim.collectives.nccl_backend import NcclChoice, seconds_of
 from clustersim.collectives.paths import placement
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.costs import CommunicationCosts, flat, overlaid
+from clustersim.core.costs import CommunicationCosts, flat, most_of, overlaid
 from clustersim.core.ranges import size_class
 
 SPREADS: Mapping[str, float] = {
@@ -92,7 +91,7 @@ class NcclTimes:
             values = flat(costs)
             order = order or list(values)
             for name, spread in _mattering(values, row.choice):
-                knobs.setdefault(name, Knob(name, values[name], spread, 1.0 if "share" in name else math.inf))
+                knobs.setdefault(name, Knob(name, values[name], spread, most_of(name)))
         return tuple(sorted(knobs.values(), key=lambda k: order.index(k.name)))
 
     @cached_property

@@ -17,7 +17,7 @@ from clustersim.collectives.fitted.bayes import Floats, Posterior, posterior
 from clustersim.collectives.fitted.priors import priors
 from clustersim.collectives.nccl_backend import NcclChoice, seconds_of
 from clustersim.core.calibrated import Constant
-from clustersim.core.costs import CommunicationCosts, flat, overlaid
+from clustersim.core.costs import CommunicationCosts, flat, most_of, overlaid
 
 LAW_ERRORS = ((2.0**12, 0.1), (2.0**16, 0.2), (2.0**25, 0.25), (np.inf, 0.03))
 """Up to so many bytes, what the law is unsure of with its machine known, in ln: where protocols change, it is the
@@ -65,7 +65,7 @@ class FewNumbers(msgspec.Struct, frozen=True, eq=False, dict=True):
         for name, sd in zip(_moving(self.names), spread.tolist(), strict=True):
             value = after[name]
             if abs(value - before[name]) > MOVED * before[name]:
-                most = 1.0 if "share" in name else np.inf
+                most = most_of(name)
                 high = min(value * float(np.exp(CERTAIN * sd)), max(most, value))
                 out[name] = Constant(value, value * float(np.exp(-CERTAIN * sd)), high)
         return out
@@ -78,20 +78,56 @@ def few_numbers(choices: Sequence[NcclChoice], seconds: Sequence[float], base: C
     ----------
     choices : what NCCL picks for each number's collective. seconds : (n,) measured. base : constants of its kind.
     """
-    base_values = flat(base)
-    constants = priors().constants
-    factors = priors().factors
-    names = tuple(name for name in constants if base_values[name] > 0)
+    names, spread = _columns(base)
 
     def log_times(moved: Floats) -> Floats:
         times = np.array(list(seconds_of(choices, moved_costs(base, names, moved))))
         return np.asarray(np.log(times), dtype=np.float64)
 
-    sizes = (chosen.request.nbytes for chosen in choices)
-    sigma = np.array([next(error for most, error in LAW_ERRORS if nbytes <= most) for nbytes in sizes])
-    spread = np.array([*(f.spread for f in factors.values()), *(constants[name].spread for name in names)])
-    estimate = posterior(log_times, np.log(np.array(seconds)), sigma, spread, first=len(factors))
+    count = len(priors().factors)
+    estimate = posterior(log_times, np.log(np.array(seconds)), _law_errors(choices), spread, first=count)
     return FewNumbers(base, estimate, names)
+
+
+class Expected(msgspec.Struct, frozen=True, eq=False):
+    """What machines of a kind take for some collectives, and how they differ.
+
+    Parameters
+    ----------
+    log_seconds : (n,) ln(seconds) of the kind. covariance : (n, n) of ln(seconds) between machines, and of the law.
+    """
+
+    log_seconds: Floats
+    covariance: Floats
+
+
+DRAWS = 64
+"""Machines that are drawn for :class:`Expected`, in pairs on either side of their kind."""
+
+
+def expected_times(choices: Sequence[NcclChoice], base: CommunicationCosts) -> Expected:
+    """Times of machines whose constants and factors differ from ``base`` as the priors let them."""
+    names, spread = _columns(base)
+    draws = np.random.default_rng(0).standard_normal((DRAWS // 2, len(spread))) * spread
+    usual: Floats = np.log(np.array(list(seconds_of(choices, base))))
+    machines = [np.log(list(seconds_of(choices, moved_costs(base, names, by)))) for by in (*draws, *-draws)]
+    apart = np.array(machines) - usual
+    return Expected(usual, apart.T @ apart / DRAWS + np.diag(_law_errors(choices) ** 2))
+
+
+def _columns(base: CommunicationCosts) -> tuple[tuple[str, ...], Floats]:
+    """Names of the constants that may move, and (k,) how far factors and they do, in ln."""
+    values = flat(base)
+    constants = priors().constants
+    names = tuple(name for name in constants if values[name] > 0)
+    spread = [*(factor.spread for factor in priors().factors.values()), *(constants[name].spread for name in names)]
+    return names, np.array(spread)
+
+
+def _law_errors(choices: Sequence[NcclChoice]) -> Floats:
+    """(n,) what the law is unsure of with its machine known, in ln."""
+    sizes = (chosen.request.nbytes for chosen in choices)
+    return np.array([next(error for most, error in LAW_ERRORS if nbytes <= most) for nbytes in sizes])
 
 
 def moved_costs(base: CommunicationCosts, names: Sequence[str], moved: Floats) -> CommunicationCosts:
@@ -105,7 +141,7 @@ def moved_costs(base: CommunicationCosts, names: Sequence[str], moved: Floats) -
         by = own.get(name, 0.0) + sum(together[factor] for factor in _factors_of(name))
         if by:
             value = before[name] * float(np.exp(by))
-            values[name] = min(value, max(1.0, before[name])) if "share" in name else value
+            values[name] = min(value, max(most_of(name), before[name]))
     return overlaid(base, values)
 
 

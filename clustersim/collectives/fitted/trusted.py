@@ -1,11 +1,12 @@
 """Which measured numbers can be believed: a warm-up spike or a slip of a unit must not move a whole machine.
 
 A number is kept apart where the wires do not allow it, where no machine of its kind would need so long, where fewer
-bytes took longer, where it is alone and very far from its kind, or far and what it says makes the other numbers worse.
+bytes took longer, or where it is likelier to be a slip than what the others and the spread of machines let expect.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from itertools import combinations
 
@@ -13,8 +14,9 @@ import numpy as np
 
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of_kind
-from clustersim.collectives.fitted.machine import few_numbers
+from clustersim.collectives.fitted.machine import expected_times
 from clustersim.collectives.nccl_backend import NcclChoice, seconds
+from clustersim.core.arrays import Floats, Ints
 from clustersim.core.calibrated import MeasuredNumber
 from clustersim.core.costs import CommunicationCosts
 from clustersim.core.units import format_bytes, format_time
@@ -22,17 +24,15 @@ from clustersim.core.units import format_bytes, format_time
 SLOWEST = 100.0
 """Times what its kind takes; a number beyond it is a slip of unit or of scale, not a machine."""
 
-FAR = float(np.log(1.5))
-"""|ln(predicted / measured)| from its kind from which on a number must not contradict the others."""
-
-APART = float(np.log(2.0))
-"""|ln(predicted / measured)| of a number, with all of them known, from which on it contradicts the others."""
+SLIPS = 0.02
+"""Share of numbers that say nothing of their machine. With 0.05 a bandwidth that a published machine really has is
+taken for one; with 0.01 fewer of planted ones are found."""
 
 LONE = float(np.log(2.2))
-"""|ln(predicted / measured)| from its kind up to which one number moves a machine that nothing else bears out."""
+"""|ln(expected / measured)| up to which a number moves what no other speaks of: beyond it, a second one is due."""
 
-WORSE = 0.08
-"""By how much a number may worsen |ln(predicted / measured)| of the others, all together."""
+ODD = 0.2
+"""Standard deviation of ln(seconds), beside the priors', of machines that nobody would publish: a NIC at half rate."""
 
 
 def impossible(
@@ -81,50 +81,76 @@ def disordered(
     return apart
 
 
-def contradicting(
+def improbable(
     choices: Sequence[NcclChoice], times: Sequence[float], kind: CommunicationCosts, without: Collection[int]
 ) -> dict[int, str]:
-    """Numbers far from their kind that make the others worse, the farthest first, and why; one of two is believed."""
-    apart: dict[int, str] = {}
+    """Numbers that are likelier to be slips than this machine's, and why.
+
+    Which numbers are slips is what the data make most likely: times of a machine are normal in their logarithms about
+    its kind's, with the covariance that the priors give them (:func:`expected_times`), and a slip, one number of
+    :data:`SLIPS`, is anywhere within :data:`SLOWEST` of its kind. What is left beyond :data:`LONE` of what the others
+    let expect is kept apart as well.
+    """
     left = [i for i in range(len(times)) if i not in without]
-    usual = {i: seconds(choices[i], kind) for i in left}
-    for i in sorted(left, key=lambda i: -abs(np.log(usual[i] / times[i]))):
-        others = [j for j in left if j != i and j not in apart]
-        far = abs(float(np.log(usual[i] / times[i])))
-        if far < FAR:
+    if not left:
+        return {}
+    expected = expected_times([choices[i] for i in left], kind)
+    off: Floats = np.log(np.array([times[i] for i in left])) - expected.log_seconds
+    spread: Floats = expected.covariance + ODD**2 * np.eye(len(left))
+    slips = _likeliest_slips(off, spread)
+    while len(slips) < len(left):
+        used = np.array([k for k in range(len(left)) if k not in slips])
+        alone = np.array([abs(_beyond(k, off, spread, used[used != k])) for k in used.tolist()])
+        if alone.max() <= LONE:
             break
-        if not others:
-            if far > LONE:
-                apart[i] = (
-                    f"{format_time(times[i])} is {np.exp(far):.1f} times off what machines of its kind take, "
-                    f"{format_time(usual[i])}, and no other number bears it out: give a second one"
-                )
-            break
-        known = [i, *others]
-        together = few_numbers([choices[j] for j in known], [times[j] for j in known], kind).costs
-        moved = sum(_error(choices[j], times[j], together) - _error(choices[j], times[j], kind) for j in others)
-        if moved > WORSE:
-            apart[i] = _reason(choices, times, kind, i, others)
-    every = [i for i in left if i not in apart]
-    while len(every) > 1:  # and none may be left far off by all together
-        costs = few_numbers([choices[i] for i in every], [times[i] for i in every], kind).costs
-        worst = max(every, key=lambda i: _error(choices[i], times[i], costs))
-        if _error(choices[worst], times[worst], costs) <= APART:
-            break
-        every.remove(worst)
-        apart[worst] = _reason(choices, times, kind, worst, every)
+        slips = slips | {int(used[int(alone.argmax())])}
+    used = np.array([k for k in range(len(left)) if k not in slips], dtype=int)
+    apart = {}
+    for k in sorted(slips):
+        beyond = _beyond(k, off, spread, used)
+        apart[left[k]] = _reason(times[left[k]], beyond, bool(len(used)))
     return apart
 
 
-def _reason(
-    choices: Sequence[NcclChoice], times: Sequence[float], kind: CommunicationCosts, i: int, others: Sequence[int]
-) -> str:
-    known = few_numbers([choices[j] for j in others], [times[j] for j in others], kind).costs
-    expected = seconds(choices[i], known)
+def _likeliest_slips(off: Floats, covariance: Floats) -> frozenset[int]:
+    """Which of (n,) numbers are slips, one or two at a time told apart or taken back while that is likelier.
+
+    off : (n,) ln(measured / expected). covariance : (n, n) of what machines have.
+    """
+    price = -math.log(SLIPS / (1.0 - SLIPS) / (2.0 * math.log(SLOWEST)))
+
+    def surprise(slips: frozenset[int]) -> float:
+        used = [k for k in range(len(off)) if k not in slips]
+        inner = covariance[np.ix_(used, used)]
+        misses = off[used]
+        spread = float(np.linalg.slogdet(inner)[1]) if used else 0.0
+        return price * len(slips) + 0.5 * (
+            float(misses @ np.linalg.solve(inner, misses)) + spread + len(used) * math.log(2.0 * math.pi)
+        )
+
+    numbers = range(len(off))
+    flips = [frozenset(flip) for count in (1, 2) for flip in combinations(numbers, count)]
+    best = frozenset[int]()
+    least = surprise(best)
+    while True:
+        tried = min((best ^ flip for flip in flips), key=surprise)
+        if surprise(tried) >= least:
+            return best
+        best = tried
+        least = surprise(best)
+
+
+def _beyond(k: int, off: Floats, covariance: Floats, used: Ints) -> float:
+    """ln(measured / expected) of number ``k``, given the numbers ``used``."""
+    told = covariance[np.ix_(used, used)]
+    return float(off[k] - covariance[k, used] @ np.linalg.solve(told, off[used]))
+
+
+def _reason(time: float, beyond: float, others: bool) -> str:
+    likely = format_time(time / math.exp(beyond))
+    if others:
+        return f"{format_time(time)} contradicts the other numbers, with which it would be about {likely}"
     return (
-        f"{format_time(times[i])} contradicts the other numbers, with which it would be about {format_time(expected)}"
+        f"{format_time(time)} is {math.exp(abs(beyond)):.1f} times off what machines of its kind take, {likely}, and "
+        "no other number bears it out: give a second one"
     )
-
-
-def _error(chosen: NcclChoice, time: float, costs: CommunicationCosts) -> float:
-    return abs(float(np.log(seconds(chosen, costs) / time)))
