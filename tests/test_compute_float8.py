@@ -16,6 +16,8 @@ from clustersim.model.seconds import Execution, setting
 from clustersim.model.seconds.float8 import CAST_ACROSS, CAST_ALONG, RESCALE, cast_seconds, padding_seconds
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.casts import stream_seconds
+from clustersim.model.seconds.kernels import launches, spent
+from clustersim.training.partition.recompute import input_dropped
 
 H100 = device("H100-SXM5-80GB")
 
@@ -154,3 +156,50 @@ def test_rows_of_experts_are_padded_by_a_copy_there_and_back(recipe: str) -> Non
     assert padding_seconds(pads, sharing_input(up), 1, "F") == 0.0
     for other in (replace(pads, pads_experts=False), pads.with_dtype("bf16")):
         assert padding_seconds(other, up, 1, "F") == 0.0
+
+
+EXPERTS = Kernel(
+    "expert_down",
+    "gemm",
+    m=1000,
+    n=2048,
+    k=768,
+    flops=1.0,
+    backward_flops=2.0,
+    repeat=16,
+    cut="expert_row",
+    saved=1.0,
+)
+
+
+@pytest.mark.parametrize("part", ["F", "I", "W"])
+def test_experts_one_by_one_take_a_kernel_each_on_four_streams(part: str) -> None:
+    gpu = device("B200")
+    together = setting(gpu, Execution("fp8", "fp8", float8_recipe="mxfp8"))
+    apart = replace(together, expert_streams=4)
+    work, floor, _ = spent(together, EXPERTS, 1, part)
+    assert spent(apart, EXPERTS, 1, part)[:2] == pytest.approx((work, 4 * floor))
+    assert floor == launches(EXPERTS, part) * gpu.kernel_floor.value
+    # Gate and up are one product, which the first of them is.
+    assert spent(apart, sharing_input(EXPERTS), 1, part)[1] == 0.0
+    dense = replace(EXPERTS, cut="column")
+    assert spent(apart, dense, 1, part) == spent(together, dense, 1, part)
+
+
+@pytest.mark.parametrize(("recipe", "kernels"), [("mxfp8", 1), ("tensorwise", 2)])
+def test_what_experts_read_is_cast_one_after_the_other(recipe: str, kernels: int) -> None:
+    together = setting(device("B200"), Execution("fp8", "fp8", float8_recipe=recipe))
+    apart = replace(together, expert_streams=4)
+    start = kernel_laws().stream.start / float(sheet_of(together.device, "bf16").clock)
+    for part in "FI":
+        more = cast_seconds(apart, EXPERTS, 1, part) - cast_seconds(together, EXPERTS, 1, part)
+        assert more == pytest.approx(15 * kernels * start)
+
+
+def test_an_input_that_is_made_again_for_backward_is_cast_all_the_same() -> None:
+    where_fp8 = setting(device("B200"), Execution("fp8", "fp8", float8_recipe="mxfp8"))
+    dropped = input_dropped(EXPERTS)
+    assert dropped.saved == 0.0
+    assert cast_seconds(where_fp8, dropped, 1, "F") == cast_seconds(where_fp8, EXPERTS, 1, "F") > 0.0
+    shared = sharing_input(EXPERTS)
+    assert cast_seconds(where_fp8, input_dropped(shared), 1, "F") == cast_seconds(where_fp8, shared, 1, "F") == 0.0

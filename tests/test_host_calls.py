@@ -19,6 +19,7 @@ from clustersim.core.texts import Table
 from clustersim.explain.stalls import causes, costliest
 from clustersim.model.seconds.host import BY_EXPERT, PACE, POST, HostLaw, host_level
 from clustersim.scenario.run.timed import informed
+from clustersim.training.partition.recompute import input_dropped
 from tests.evidence.software import stack_of
 from tests.evidence.step_rows import whole
 from tests.evidence.validate_steps import _predict_hybrid
@@ -57,6 +58,15 @@ class TestHostLaw:
         k = replace(q, name="k", saved=0.0)
         assert law.work("attention", (q, k), "F", set()) == pytest.approx(110e-6)
         assert HostLaw(100e-6, 10e-6).work("attention", (q, k), "F", set()) == pytest.approx(220e-6)
+
+    def test_a_linear_whose_input_is_made_again_is_called_as_one_that_keeps_it(self) -> None:
+        law = HostLaw(call=100e-6, launch=10e-6, joined=True)
+        q = Kernel("q", "gemm", m=8, n=8, k=8, flops=1.0, backward_flops=2.0, saved=8.0)
+        both = (q, replace(q, name="k", saved=0.0))
+        again = tuple(map(input_dropped, both))
+        assert [kernel.saved for kernel in again] == [0.0, 0.0]
+        for part in "FIW":
+            assert law.work("attention", again, part, set()) == law.work("attention", both, part, set()) > 0.0
 
     def test_unfused_attention_is_one_module_whatever_it_launches(self) -> None:
         law = HostLaw(call=100e-6, launch=0.0)

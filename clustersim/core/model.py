@@ -96,7 +96,8 @@ class Kernel:
     repeat : that many equal kernels (the grouped products of a rank's experts); sizes and FLOPs are of all together,
         ``m`` is of one.
     saved : elements per sample that forward keeps for this kernel's backward, its own and no other's (q, k and v read
-        one input, which the first of them keeps), in 16 bits.
+        one input, which the first of them keeps), in 16 bits. rebuilt : it would keep its input, which is dropped and
+        made again for backward.
     kept : bytes per sample of the same by type, where they are not ``saved`` times the element. working : that its
         backward holds at once beside what is kept: gradients, and what it casts or computes again.
     """
@@ -127,6 +128,13 @@ class Kernel:
     backward_element: ByteSizes | None = None
     halves: str = "IW"
     document: float = 0.0
+    rebuilt: bool = False
+
+    @property
+    def first_reader(self) -> bool:
+        """Whether no kernel before it reads its input: it keeps it for backward, or would if that were not made again
+        there."""
+        return bool(self.saved) or self.rebuilt
 
     def kept_bytes(self, types: int) -> float:
         """Bytes per sample kept for backward in types of :data:`ByteSizes`."""

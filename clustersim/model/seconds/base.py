@@ -126,6 +126,8 @@ class Setting:
     module_call : float [s] that the host takes to call a module of an adapter, beside the launches; 0 where nobody
         calls one (compiled graphs), or the law of a split model counts it.
     pads_experts : in 8 bits, rows of each expert are copied to where their number is a multiple of what products take.
+    expert_streams : a grouped product is a kernel for each expert, on so many streams side by side, and its operands
+        are cast one expert after the other; 0 where one kernel has all experts.
     constants : the fitted numbers.
     """
 
@@ -140,6 +142,7 @@ class Setting:
     hosted: bool = True
     module_call: float = 0.0
     pads_experts: bool = False
+    expert_streams: int = 0
     constants: ComputeConstants = CONSTANTS
 
     @property

@@ -65,6 +65,8 @@ def cast_seconds(setting: Setting, kernel: Kernel, batch: float, part: str) -> f
     nbytes, casts = moved(setting, kernel, kernel.m * kernel.repeat * batch, part)
     if not nbytes:
         return 0.0
+    if setting.expert_streams and kernel.cut.startswith("expert"):
+        casts *= kernel.repeat
     law = kernel_laws().stream
     sheet = _copying(setting.device)
     each = stream_seconds(law, sheet, np.asarray(nbytes / casts))
@@ -81,7 +83,7 @@ def padding_seconds(setting: Setting, kernel: Kernel, batch: float, part: str) -
     pads = setting.pads_experts and setting.in_8_bits and kernel.kind == "gemm" and kernel.cut.startswith("expert")
     if not pads or part == "W":
         return 0.0
-    width = kernel.n if kernel.cut == "expert_row" else kernel.k if kernel.saved else 0
+    width = kernel.n if kernel.cut == "expert_row" else kernel.k if kernel.first_reader else 0
     return 2.0 * HALF_READ * kernel.m * kernel.repeat * batch * width / setting.device.stream_rate()
 
 
@@ -90,7 +92,7 @@ def _by_row(setting: Setting, kernel: Kernel, rows: float, part: str) -> tuple[f
     given = rows * kernel.k
     weights = float(kernel.n * kernel.k * kernel.repeat)
     outputs = rows * kernel.n
-    read = given if kernel.saved else 0.0
+    read = given if kernel.first_reader else 0.0
     in_bf16 = setting.float8_recipe == "rowwise_with_gw_hp"
     forward = CAST_ALONG * (read + weights)
     inputs = CAST_ALONG * outputs + CAST_ACROSS * weights + RESCALE * given
@@ -107,7 +109,7 @@ def _at_once(setting: Setting, kernel: Kernel, rows: float, part: str) -> tuple[
     arithmetic = setting.blocks or "fp8"
     scaled = arithmetic in {"fp8", "nvfp4"}
     each = HALF_READ + 2.0 * OPERAND_BYTES[arithmetic] + HALF_READ * scaled
-    if part == "W" or (part in {"F", "R"} and not kernel.saved):
+    if part == "W" or (part in {"F", "R"} and not kernel.first_reader):
         return 0.0, 0
     return each * rows * (kernel.k if part in {"F", "R"} else kernel.n), 1 + scaled
 

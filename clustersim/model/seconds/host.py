@@ -26,7 +26,7 @@ from clustersim.core.texts import data_table
 from clustersim.core.topology import NodeType
 from clustersim.core.units import parse_time
 from clustersim.model.seconds.calls import POST, adapter_calls
-from clustersim.model.seconds.kernels import launches, weighted
+from clustersim.model.seconds.kernels import grouped, launches, weighted
 
 STREAM_SHARE = 0.8
 """Share of nominal DRAM bandwidth that STREAM-like loops on all cores reach; 0.75 to 0.85 is usual."""
@@ -111,6 +111,8 @@ ROUTED = frozenset(
 """Sections of a layer that has a mixture of experts."""
 
 
+STREAMS = 4
+"""That the experts of Transformer Engine's grouped product are spread over (:data:`BY_EXPERT`)."""
 BY_EXPERT = {True: 2, False: 1}
 """Launches of Transformer Engine's grouped product for each expert, with casts to 8 bits and without: cuBLAS's products
 on four streams (common/gemm/cublaslt_gemm.cu, ``multi_stream_cublas_gemm``), and casts one by one (pytorch/csrc/
@@ -166,8 +168,7 @@ class HostLaw(msgspec.Struct, frozen=True):
             launched = launches(kernel, part)
             # Gradients of weights are of tensors that were cast for those of inputs.
             each = min(self.by_expert, 1) if part == "W" else self.by_expert
-            grouped = each and weighted(kernel) and kernel.launches == 1 and kernel.cut.startswith("expert")
-            seconds += launched * self.launch * (each * kernel.repeat if grouped else 1)
+            seconds += launched * self.launch * (each * kernel.repeat if each and grouped(kernel) else 1)
             # Autograd makes both gradients of a product in one call.
             if launched and (part != "W" or kernel.kind != "gemm") and (name, kernel.name, part) not in called:
                 called.add((name, kernel.name, part))
@@ -191,7 +192,7 @@ def _behind_another(kernel: Kernel, kernels: Sequence[Kernel]) -> bool:
     if product_beside(kernel.name):
         return False
     if weighted(kernel):
-        return not kernel.saved
+        return not kernel.first_reader
     gated = any(other.name == "gate" for other in kernels)
     return kernel.kind == "gemm" and (kernel.name in {"k", "v"} or (gated and kernel.name == "up"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from clustersim.core.errors import ModelError, nearest
@@ -35,9 +36,22 @@ def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
     launch_floor = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
     return (
         max(compute, memory),
-        launches(kernel, part) * launch_floor.value,
+        launches(kernel, part) * _one_by_one(where, kernel) * launch_floor.value,
         "compute" if compute >= memory else "memory",
     )
+
+
+def _one_by_one(where: Setting, kernel: Kernel) -> int:
+    """Kernels of a launch that follow each other on a stream: one, or a grouped product's share of the experts. Gate
+    and up are one product there."""
+    if not where.expert_streams or not grouped(kernel):
+        return 1
+    return math.ceil(kernel.repeat / where.expert_streams) if kernel.first_reader else 0
+
+
+def grouped(kernel: Kernel) -> bool:
+    """Whether a kernel is the product of all experts of a rank in one call."""
+    return weighted(kernel) and kernel.launches == 1 and kernel.cut.startswith("expert")
 
 
 def weighted(kernel: Kernel) -> bool:

@@ -19,7 +19,7 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.program import Program
 from clustersim.core.texts import Table
 from clustersim.model.seconds.base import setting
-from clustersim.model.seconds.host import HostLaw, bookkeeping, host_level
+from clustersim.model.seconds.host import STREAMS, HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.schema import WHOLE_STEP
@@ -278,9 +278,22 @@ def local_cost(scenario: Scenario, gpu: Device, cost: StepCost | None = None) ->
     with scenario.at("$.model.dtype"):
         where = setting(gpu, how)
     if (parallel := scenario.file.parallel) is not None:
-        where = replace(where, summed_bytes=summed_bytes(scenario, parallel), pads_experts=_pads(scenario, parallel))
+        where = replace(
+            where,
+            summed_bytes=summed_bytes(scenario, parallel),
+            pads_experts=_pads(scenario, parallel),
+            expert_streams=STREAMS * _one_by_one(scenario, parallel),
+        )
     law = None if cost is None else host_law(scenario, gpu, cost.host_pace)
     return LocalCost(where, scenario.config.micro_batch_size, how.optimizer, how.optimizer_impl, 4, law)
+
+
+def _one_by_one(scenario: Scenario, parallel: ParallelConfig) -> bool:
+    """Whether each expert has a product of its own, as Transformer Engine's grouped linear has it. A graph of the whole
+    step has one kernel for them, unless a capacity says how many rows each takes: nobody else knows at its capture.
+    """
+    level = host_level(parallel.framework, scenario.file.model.implementation)
+    return bool(level.by_expert) and (WHOLE_STEP not in scenario.file.run.cuda_graph or parallel.pad_to_capacity)
 
 
 def _pads(scenario: Scenario, parallel: ParallelConfig) -> bool:

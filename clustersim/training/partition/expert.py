@@ -29,7 +29,7 @@ from clustersim.training.partition.nodes import (
     NodeSequence,
     scaled,
 )
-from clustersim.training.partition.recompute import RebuiltNorm, checkpointed
+from clustersim.training.partition.recompute import RebuiltNorm, checkpointed, input_dropped
 from clustersim.training.partition.routing import ExpertRouter, capacity, routed
 from clustersim.training.partition.share import LayerShares, local_kernel, rows
 from clustersim.training.partition.tensor import ColumnLinears, ExchangeStyle, RowLinears
@@ -148,7 +148,7 @@ def expert_nodes(
     if "moe_act" in modules:
         down = inside["expert_down"]
         again = (RebuiltNorm("experts", inside["expert_activation"], down.saved),)
-        inside["expert_down"] = replace(down, saved=0.0)
+        inside["expert_down"] = input_dropped(down)
     if "shared_experts" in modules and shared and not beside:
         shared = checkpointed(shared)
     node = ExpertExchange(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())

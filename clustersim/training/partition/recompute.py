@@ -163,13 +163,18 @@ def without_inputs(nodes: Nodes) -> Nodes:
     return tuple(nodes_out)
 
 
+def input_dropped(kernel: Kernel) -> Kernel:
+    """A kernel whose input is made again for its backward."""
+    return replace(kernel, saved=0.0, rebuilt=kernel.first_reader)
+
+
 def rebuilding(node: LayerNode, norm: Kernel) -> Nodes:
     """Linears behind a norm whose output they do not keep, and what rebuilds it."""
     if not isinstance(node, ColumnLinears | LocalKernels):
         return (node,)
     brings = sum(kernel.saved for kernel in node.kernels)
     return (
-        replace(node, kernels=tuple(replace(k, saved=0.0) for k in node.kernels)),
+        replace(node, kernels=tuple(map(input_dropped, node.kernels))),
         RebuiltNorm("norm", norm, brings),
     )
 
