@@ -16,6 +16,7 @@ from clustersim.collectives.expert_kernels import CONSTANTS, POSTED, kernel_time
 from clustersim.core.model import Kernel
 from clustersim.core.program import ExchangeKernel
 from clustersim.model.seconds.host import POST, bookkeeping, host_level
+from clustersim.training.partition.routing import distinct
 from tests.evidence import expert_score
 
 ROW = 7168.0
@@ -84,6 +85,30 @@ def test_a_timed_kernel_is_predicted_by_what_plays_a_step(what: str, kind: str) 
     system = {"system": "gb200", "nodes": "1", "ranks": "4", "what": what, "kind": kind}
     times = [expert_score.kernel_seconds({**system, **sizes, "tokens": str(n)}) for n in (1, 4096, 16384)]
     assert times[0] < times[1] < times[2]
+
+
+HYBRIDEP = (
+    ("b200_sxm", 8, 735.0, 673.8),
+    ("gb200", 8, 750.2, 684.3),
+    ("gb200", 16, 661.9, 600.8),
+    ("gb200", 24, 637.8, 565.5),
+    ("gb200", 32, 629.8, 547.3),
+    ("gb200", 36, 612.9, 543.3),
+)
+"""System, ranks, GB/s of dispatch in 16 bits and of combine, kernels alone on 16 SMs: 4,096 tokens of 7,168 elements, 8
+experts each, 8 a rank, own copies counted (deepseek-ai/DeepEP docs/README_Hybrid-EP.md)."""
+
+
+@pytest.mark.parametrize(("system", "ranks", "dispatch", "combine"), HYBRIDEP)
+def test_hybridep_moves_tokens_as_fast_as_its_authors_measured(
+    system: str, ranks: int, dispatch: float, combine: float
+) -> None:
+    sizes = {"hidden": "7168", "experts": str(8 * ranks), "topk": "8", "sms": "16", "dtype": "bf16", "tokens": "4096"}
+    nodes = str(ranks // 4) if system == "gb200" else "1"
+    row = {"system": system, "nodes": nodes, "ranks": str(ranks), "what": "trtllm_alltoall", **sizes}
+    moved = 4096 * 7168 * 2 * distinct(ranks, 8 * ranks, 8)
+    for kind, rate in (("dispatch", dispatch), ("combine", combine)):
+        assert expert_score.kernel_seconds({**row, "kind": kind}) == pytest.approx(moved / rate / 1e9, rel=0.18)
 
 
 def test_pairs_differ_in_one_choice_alone() -> None:

@@ -297,6 +297,12 @@ def test_a_recipe_says_what_its_row_does_not() -> None:
     assert (said["parallel"]["dispatcher"], said["parallel"]["recompute_modules"]) == ("alltoall", ["mlp"])
 
 
+def test_a_layout_in_letters_goes_before_the_recipes() -> None:
+    said = mixed(pp_layout="Et|t*2L", pp="2", gpus="16", nodes="2", layers="3", framework="Megatron-Bridge")
+    assert scenario_table(said)["parallel"]["layout"] == "Et|t*2L"
+    assert scenario_table({**said, "pp_layout": ""})["parallel"].get("layout") != "Et|t*2L"
+
+
 def test_a_recipe_lays_out_no_other_depth() -> None:
     assert isinstance(scenario_table(row(**DEEPSEEK | {"layers": "30"}))["parallel"]["layout"], list)
 
@@ -348,7 +354,10 @@ def test_experts_that_drop_tokens_are_padded_and_exchange_by_all_to_all() -> Non
         ({"dp_overlap": "yes"}, "dp_overlap 'yes' is not known"),
         ({"recompute": "half"}, "recompute 'half' is not known; known: none, full, selective"),
         ({"grad_reduce_dtype": "fp9"}, "grad_reduce_dtype 'fp9' is not known"),
-        ({"precision_recipe": "fp7"}, "precision 'fp7' is not known"),
+        ({"precision_recipe": "fp8-by-the-moon"}, "precision_recipe 'fp8-by-the-moon' is not known; known: fp16"),
+        ({"offload": "disk"}, "offload 'disk' is not known; known: none, cpu"),
+        ({"offload": "cpu"}, "offload 'cpu' is played with ZeRO-2 and ZeRO-3 alone"),
+        ({"pp_layout": "longest last"}, "pp_layout 'longest last' is neither layers a stage nor"),
         ({"topk": ""}, "nor does the row say its topk"),
         ({"attention": "hybrid: 23 Mamba-2"}, "no shipped mixture of experts has this name; attention hybrid"),
     ],

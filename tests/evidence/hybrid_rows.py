@@ -77,6 +77,7 @@ def scenario_table(row: Row) -> Table:
         "microbatches": _microbatches(row, micro_batch),
         **_pipeline(row, stack, degrees["pp"], chunks),
         **recipe.of(degrees["pp"] * chunks, whole(row, "layers")),
+        **_lettered(row),
         **_exchanges(row, stack, degrees),
     }
     if row["experts"]:
@@ -111,8 +112,26 @@ WORDS = {
     "fsdp": ("", "0", "1"),
     "recompute": ("", "none", "full", "selective"),
     "grad_reduce_dtype": ("", "fp32", "fp16", "bf16"),
+    "offload": ("", "none", "cpu"),
+    "precision_recipe": (
+        "",
+        "fp16",
+        "bf16",
+        "fp8-delayed",
+        "fp8-current-scaling",
+        "fp8-tensorwise dynamic",
+        "fp8-rowwise",
+        "fp8-blockwise",
+        "mxfp8",
+        "nvfp4",
+    ),
 }
 """What columns of settings may hold; each word is played, and another is nothing that may be passed over."""
+
+
+LAYOUTS = re.compile(r"\d+ layers a stage|first and last stage hold one layer less|(?P<letters>[EtmL*|()\d]+)")
+"""What a pipeline's stages hold: as many layers each, what :func:`_uneven` makes of those that do not divide, or
+letters of Megatron's ``pipeline_model_parallel_layout``."""
 
 
 def _known_words(row: Row) -> None:
@@ -123,6 +142,9 @@ def _known_words(row: Row) -> None:
         word = row.get(column, "").strip()
         if word not in words:
             raise ValueError(f"{column} {word!r} is not known; known: {', '.join(filter(None, words))}")
+    layout = row.get("pp_layout", "").strip()
+    if layout and not LAYOUTS.fullmatch(layout):
+        raise ValueError(f"pp_layout {layout!r} is neither layers a stage nor a layout in Megatron's letters")
 
 
 def played_as(row: Row) -> tuple[str, ...]:
@@ -238,6 +260,12 @@ def _pipeline(row: Row, stack: SplitStack, stages: int, chunks: int) -> Table:
     return named
 
 
+def _lettered(row: Row) -> Table:
+    """The layout that a row gives in letters."""
+    found = LAYOUTS.fullmatch(row.get("pp_layout", "").strip())
+    return {"layout": found.group()} if found and found["letters"] else {}
+
+
 def _uneven(layers: int, stages: int) -> Table:
     """Layers that do not divide: embedding and loss count as a layer each, if they divide so (Megatron's
     ``account_for_*_in_pipeline_split``, the zero-bubble fork's ``--num-layers`` less two); else as even as they go."""
@@ -293,12 +321,15 @@ def _recompute(row: Row) -> tuple[Table, Table]:
 def _strategy(row: Row, stack: SplitStack) -> tuple[Table, Table]:
     """``[strategy]``, and what belongs to it in ``[parallel]``."""
     reduced = row["grad_reduce_dtype"]
+    stage = whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
+    offloaded = {"offload_optimizer": {"device": "cpu"}} if row.get("offload") == "cpu" else {}
+    if offloaded and (stage < 2 or row["fsdp"] == "1"):
+        raise ValueError("offload 'cpu' is played with ZeRO-2 and ZeRO-3 alone")
     if row["fsdp"] == "1":
         narrow = {"float8_all_gather": True} if "fp8 all-gather" in row["other"] else {}
         return {"kind": "fsdp", "reduce_dtype": reduced or "fp32", **narrow}, {}
-    stage = whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
     if stage > 1:
-        return {"kind": "zero", "zero_optimization": {"stage": stage}, **stack.zero}, {}
+        return {"kind": "zero", "zero_optimization": {"stage": stage, **offloaded}, **stack.zero}, {}
     # Without a distributed optimizer every rank has all parameters, and there is nothing to gather.
     more: Table = {"use_distributed_optimizer": True} if stage else {"overlap_param_gather": False}
     if reduced:
