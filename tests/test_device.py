@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.core.device import device, device_from_text, devices
+from clustersim.core.device import SPREADS, _inherit, device, device_from_text, devices, families
 from clustersim.core.errors import TopologyError
+from clustersim.core.texts import data_table
+from clustersim.core.units import parse_bytes
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "measurements"
 NAMES = [
@@ -68,6 +70,31 @@ def test_figures_are_shares_of_a_peak_with_a_source(name: str) -> None:
     assert any("estimated" in note for note in part.notes) == any(
         f.estimated for f in (*part.matmul.values(), part.stream)
     )
+
+
+@pytest.mark.parametrize("name", list(devices()))
+def test_every_figure_of_a_chip_is_stated_or_said_to_be_assumed(name: str) -> None:
+    """No law takes the clock or the cache of another GPU in silence."""
+    part = device(name)
+    row = _inherit(name, data_table("devices")["device"])
+    assumed = {entry.field for entry in part.assumed}
+    assert assumed == {*row.get("assumed", ()), *({"l2"} - set(row))}
+    assert all(any(field in note and "assumed" in note for note in part.notes) for field in assumed)
+    assert 0.7e9 < part.clock < 3.1e9
+    assert 2**20 <= part.l2 <= part.memory_bytes / 100
+
+
+@pytest.mark.parametrize("arch", list(families()))
+def test_an_assumed_cache_is_as_far_off_as_it_says(arch: str) -> None:
+    kin = [part for part in devices().values() if part.arch == arch and not part.assumed]
+    usual = parse_bytes(families()[arch]["l2"])
+    assert all(abs(part.l2 / usual - 1.0) <= SPREADS["l2"] for part in kin)
+
+
+def test_pascal_has_the_clock_that_its_peak_follows_from() -> None:
+    """Boost clocks of the data sheets."""
+    for name, mhz in (("P100-SXM2-16GB", 1480), ("P40", 1531), ("GTX-1080", 1733), ("M40", 1114), ("K80", 875)):
+        assert device(name).clock == pytest.approx(mhz * 1e6, rel=0.003), name
 
 
 def test_no_alias_names_two_devices() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clustersim.cluster import files as fabrics
 from clustersim.core import gpu_file
-from clustersim.core.device import device
+from clustersim.core.device import Assumed, device
 from clustersim.core.errors import TopologyError
 from clustersim.model.seconds.unstated import doubts, half_width
 
@@ -78,6 +79,50 @@ def test_a_measured_share_leaves_nothing_to_assume_of_it(tmp_path):
     ours = gpu_file.load(written(tmp_path, text))
     assert ours.matmul["bf16"].value == 0.7
     assert "matmul.bf16" not in {entry.field for entry in ours.assumed}
+
+
+def test_a_cache_that_nobody_states_is_assumed_and_said(clustersim, tmp_path):
+    text = BARE + 'generation = "sm86"\nsms = 84\nclock = "1.8 GHz"\ntdp_w = 300\npeak = { bf16 = "155 TFLOP/s" }\n'
+    file = written(tmp_path, text)
+    ours = gpu_file.load(file)
+    assert ours.l2 == 6 * 2**20
+    assert "l2" in {entry.field for entry in ours.assumed}
+    assert "assumed: l2" in clustersim("check", file).stdout
+    stated = gpu_file.load(written(tmp_path, text + 'l2 = "48 MiB"\n'))
+    assert stated.l2 == 48 * 2**20
+    assert "l2" not in {entry.field for entry in stated.assumed}
+
+
+def test_what_is_assumed_of_a_gpu_is_assumed_of_one_that_extends_it(tmp_path):
+    text = 'name = "Ultra"\nextends = "B300"\nmemory = "300 GiB"\n'
+    assert {entry.field for entry in device("B300").assumed} == {"sms", "l2"}
+    assert {entry.field for entry in gpu_file.load(written(tmp_path, text)).assumed} == {"sms", "l2"}
+    ours = gpu_file.load(written(tmp_path, text + 'sms = 160\nl2 = "126 MiB"\n'))
+    assert {entry.field for entry in ours.assumed} == {"clock"}
+
+
+def test_a_gpu_before_tensor_cores_has_its_own_work_a_clock(tmp_path):
+    ours = gpu_file.load(written(tmp_path, BARE + 'generation = "sm61"\nsms = 28\npeak = { fp32 = "11 TFLOP/s" }\n'))
+    assert ours.clock == pytest.approx(11e12 / (28 * 256))
+
+
+@pytest.mark.parametrize("moves", ["sms", "clock", "bf16", "rate", "memory"])
+def test_what_a_block_depends_on_widens_its_range(moves):
+    """Attention is in the block: its exponentials are limited by SMs and clock."""
+    gpu = replace(device("B200-SXM-180GB"), assumed=(Assumed(moves, "", moves, 0.2),))
+    assert half_width(gpu) > 0.001
+
+
+@pytest.mark.parametrize("moves", ["l2", "tdp_w", "fp4"])
+def test_what_no_step_depends_on_is_moved_and_costs_nothing(moves):
+    gpu = replace(device("H100"), assumed=(Assumed(moves, "", moves, 0.2),))
+    assert half_width(gpu) == 0.0
+
+
+def test_a_figure_that_nothing_moves_is_no_zero():
+    gpu = replace(device("H100"), assumed=(Assumed("voltage", "", "voltage", 0.2),))
+    with pytest.raises(AssertionError, match="voltage"):
+        half_width(gpu)
 
 
 def test_a_gpu_of_an_old_generation_has_no_units_that_came_later(tmp_path):

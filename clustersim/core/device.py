@@ -51,6 +51,11 @@ class Assumed:
     spread: float
 
 
+SPREADS: Mapping[str, float] = MappingProxyType({"sms": 0.25, "clock": 0.1, "l2": 0.5, "tdp_w": 0.4})
+"""Relative half-widths, nine in ten, of figures of the chip that no sheet states. Caches of a generation are within
+half of what most of it have: 36 to 96 MiB of sm89, 3 to 6 of sm86, 24 to 40 of sm80."""
+
+
 @dataclass(frozen=True)
 class FlashRate:
     """Rate of a fused attention kernel, forward and backward together: ``rate * s / (s + s0)`` at sequence length s.
@@ -75,15 +80,15 @@ class Device:
     name, aliases : as topology files and as tables write it. arch : ``"sm90"``, ``"gfx942"``. sm : CUDA compute
         capability times ten; 0 for other vendors.
     peak : dtype -> float [FLOP/s], dense, with fp32 accumulation.
-    memory_bytes : float [bytes]. memory_bandwidth : float [bytes/s], nominal. sms : compute units. nvlink_links : 0
-        without. tdp : float [W].
+    memory_bytes : float [bytes]. memory_bandwidth : float [bytes/s], nominal. sms : compute units. clock : float [1/s],
+        at which the peaks hold. l2 : float [bytes], the last-level cache. nvlink_links : 0 without. tdp : float [W].
     matmul : dtype -> the best measured matmul rate (MAMF), a fraction of ``peak``. stream : STREAM-like bandwidth, a
         fraction of ``memory_bandwidth``.
     attention : fused kernel -> head dimension -> :class:`FlashRate`, where charts have it; empty of a kernel that
         follows the kernel law. kernel_floor : Figure [s], the least time of one kernel
         in a busy stream. launch : Figure [s], host time to launch one kernel from an eager framework.
-    source : str, of the peak rates. notes : which figures are estimates. p2p : whether its driver lets it read another
-        one over PCIe.
+    source : str, of the peak rates. notes : which figures are estimates or assumed. p2p : whether its driver lets it
+        read another one over PCIe. assumed : figures that nobody stated.
     """
 
     name: str
@@ -94,6 +99,8 @@ class Device:
     memory_bytes: float
     memory_bandwidth: float
     sms: int
+    clock: float
+    l2: float
     nvlink_links: int
     tdp: float
     matmul: Mapping[str, Figure]
@@ -103,8 +110,6 @@ class Device:
     launch: Figure
     source: str
     notes: tuple[str, ...] = field(default=())
-    clock: float = 0.0
-    l2: float = 0.0
     usd_per_gpu_hour: float = 0.0
     p2p: bool = True
     assumed: tuple[Assumed, ...] = ()
@@ -314,8 +319,8 @@ def build(name: str, entry: Table) -> Device:
     half = peak.get("fp16", peak["fp32"])
     guessed = [f"{dtype} matmul" for dtype, f in matmul.items() if f.estimated] + ["bandwidth"] * stream.estimated
     notes = (f"{name}: {', '.join(guessed)} share estimated, not measured on this device",) if guessed else ()
-    clock = _si(entry["clock"], parse_frequency) if "clock" in entry else 0.0
-    each = family.get("flop_a_clock", 0.0)
+    follows = half / (entry["sms"] * family["flop_a_clock"])
+    assumed = _unstated(entry)
     return Device(
         name=name,
         aliases=tuple(entry.get("aliases", ())),
@@ -325,6 +330,8 @@ def build(name: str, entry: Table) -> Device:
         memory_bytes=_si(entry["memory"], parse_bytes),
         memory_bandwidth=_si(entry["bandwidth"], parse_bandwidth),
         sms=entry["sms"],
+        clock=_si(entry["clock"], parse_frequency) if "clock" in entry else follows,
+        l2=_si(entry.get("l2", family["l2"]), parse_bytes),
         nvlink_links=entry.get("nvlinks", 0),
         tdp=float(entry["tdp_w"]),
         matmul=MappingProxyType(matmul),
@@ -333,12 +340,31 @@ def build(name: str, entry: Table) -> Device:
         kernel_floor=Figure(parse_time(times["kernel_floor"]), times["kernel_floor_source"]),
         launch=Figure(parse_time(times["launch"]), times["launch_source"]),
         source=entry["source"],
-        notes=notes,
-        clock=clock or (half / (entry["sms"] * each) if each else 0.0),
-        l2=_si(entry["l2"], parse_bytes) if "l2" in entry else 0.0,
+        notes=notes + assumed_notes(name, assumed),
         usd_per_gpu_hour=float(entry.get("price", 0.0)),
         p2p=entry.get("p2p", True),
+        assumed=assumed,
     )
+
+
+def _unstated(entry: Table) -> tuple[Assumed, ...]:
+    """What of a row is assumed: fields that it says no source states, and a cache that it does not have."""
+    own = tuple(
+        Assumed(field, f"{entry[field]}, which no source states", field, SPREADS[field])
+        for field in entry.get("assumed", ())
+    )
+    if "l2" in entry:
+        return own
+    usual = families()[entry["family"]]["l2"]
+    return (*own, Assumed("l2", f"{usual}, as most of {entry['family']}", "l2", SPREADS["l2"]))
+
+
+def assumed_notes(name: str, assumed: tuple[Assumed, ...]) -> tuple[str, ...]:
+    """What a result says of assumed figures."""
+    if not assumed:
+        return ()
+    fields = ", ".join(entry.field for entry in assumed)
+    return (f"{name}: {fields} assumed, not read off a data sheet (clustersim check says how far that may be off)",)
 
 
 UNKNOWN = "other"

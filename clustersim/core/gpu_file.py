@@ -6,7 +6,7 @@ assumed, each with how far it may be off. What cannot be is refused with its bou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -16,7 +16,17 @@ from typing import Annotated, Any
 
 import msgspec
 
-from clustersim.core.device import Assumed, Device, build, device, device_from_text, devices, families
+from clustersim.core.device import (
+    SPREADS,
+    Assumed,
+    Device,
+    assumed_notes,
+    build,
+    device,
+    device_from_text,
+    devices,
+    families,
+)
 from clustersim.core.errors import TopologyError
 from clustersim.core.ranges import UNSEEN
 from clustersim.core.texts import Table, fields_of, is_file, plain_file, shown, text_of, toml
@@ -126,9 +136,17 @@ def device_of(spec: DeviceSpec, place: str) -> Device:
     base = None if spec.extends is None else _base(spec.extends, place)
     table, assumed = _completed(spec, base, place)
     gpu = build(spec.name, table)
-    marked = replace(gpu, assumed=tuple(assumed), notes=_notes(spec, gpu, assumed))
+    every = (*assumed, *gpu.assumed, *_of_base(spec, base, {entry.field for entry in assumed}))
+    marked = replace(gpu, assumed=every, notes=assumed_notes(spec.name, every) or gpu.notes)
     _check(marked, spec, place)
     return marked
+
+
+def _of_base(spec: DeviceSpec, base: Device | None, known: Collection[str]) -> Iterator[Assumed]:
+    """What is assumed of the base and of this GPU too, which leaves it as it is; but for those ``known``."""
+    for entry in base.assumed if base else ():
+        if entry.field not in known and getattr(spec, entry.field) is None:
+            yield entry
 
 
 def _base(name: str, place: str) -> Device:
@@ -151,7 +169,7 @@ def _completed(spec: DeviceSpec, base: Device | None, place: str) -> tuple[Table
                 f"{place}.{field} is missing: the data sheet has it; or extend a device that is like it"
             )
     peak = _peaks(spec, base, place, arch, assumed)
-    half = peak.get("bf16") or peak.get("fp16") or peak["fp32"]
+    half = peak.get("fp16") or peak.get("bf16") or peak["fp32"]
     say = _Fields(spec, base, assumed)
     sms, clock = say.sms_and_clock(half, arch)
     table: Table = {
@@ -161,12 +179,13 @@ def _completed(spec: DeviceSpec, base: Device | None, place: str) -> tuple[Table
         "bandwidth": say.number("bandwidth", "memory_bandwidth"),
         "sms": sms,
         "clock": clock,
-        "l2": say.number("l2", "l2") or 0.0,
         "nvlinks": int(say.number("nvlinks", "nvlink_links") or 0),
         "tdp_w": say.number("tdp_w", "tdp") or say.power(half),
         "source": "; ".join(f"{field}: {text}" for field, text in spec.sources.items()) or "its user",
         "price": spec.usd_per_gpu_hour or 0.0,
     }
+    if l2 := say.number("l2", "l2"):
+        table["l2"] = l2
     return table | _shares(spec, base, peak, arch, table["tdp_w"], assumed), assumed
 
 
@@ -229,7 +248,7 @@ class _Fields:
 
     def sms_and_clock(self, half: float, arch: str) -> tuple[int, float]:
         """Both, or either from the peak and what an SM of its generation does in a clock."""
-        flop_a_clock = families()[arch].get("flop_a_clock", 4096.0)
+        flop_a_clock = families()[arch]["flop_a_clock"]
         # A base's clock is of its own peaks: with a peak or SMs of its own, the table has its own clock.
         keeps = not self.spec.peak and self.spec.sms is None
         clock = float(self.spec.clock or (self.base.clock if self.base and keeps else 0.0))
@@ -237,16 +256,18 @@ class _Fields:
         if not sms:
             sms = max(1, round(half / (flop_a_clock * (clock or USUAL_CLOCK))))
             how = f"{sms}, from the peak and {flop_a_clock:,.0f} FLOP a clock"
-            self.assumed.append(Assumed("sms", how, "sms", 0.25))
+            self.assumed.append(Assumed("sms", how, "sms", SPREADS["sms"]))
         if not clock:
             clock = half / (sms * flop_a_clock)
-            self.assumed.append(Assumed("clock", f"{clock / 1e6:,.0f} MHz, from the peak and the SMs", "clock", 0.1))
+            how = f"{clock / 1e6:,.0f} MHz, from the peak and the SMs"
+            self.assumed.append(Assumed("clock", how, "clock", SPREADS["clock"]))
         return sms, clock
 
     def power(self, half: float) -> float:
         """A power limit by the peak."""
         watts = half / USUAL_DENSITY
-        self.assumed.append(Assumed("tdp_w", f"{watts:,.0f} W, by its rate in 16 bits", "tdp", 0.4))
+        how = f"{watts:,.0f} W, by its rate in 16 bits"
+        self.assumed.append(Assumed("tdp_w", how, "tdp_w", SPREADS["tdp_w"]))
         return watts
 
 
@@ -281,13 +302,6 @@ LEVEL_SPREAD = 0.15
 lie 13 % from each other; the two of sm86, a workstation's and a gamer's, are 0.61 and 0.97."""
 
 
-def _notes(spec: DeviceSpec, gpu: Device, assumed: list[Assumed]) -> tuple[str, ...]:
-    if not assumed:
-        return gpu.notes
-    fields = ", ".join(entry.field for entry in assumed)
-    return (f"{gpu.name}: {fields} assumed, not read off a data sheet (clustersim check says how far that may be off)",)
-
-
 def _check(gpu: Device, spec: DeviceSpec, place: str) -> None:
     """Refuse what no GPU is. Raises :class:`TopologyError` with the bound; what is written goes before what follows."""
     least = 2**30
@@ -320,11 +334,11 @@ def _check(gpu: Device, spec: DeviceSpec, place: str) -> None:
                 f"{place}.peak.{narrow}: {gpu.peak[narrow] / 1e12:,.4g} TFLOP/s is less than {wide}'s "
                 f"{gpu.peak[wide] / 1e12:,.4g}; fewer bits are never slower"
             )
-    if gpu.clock and not 2e8 <= gpu.clock <= 5e9:
+    if not 2e8 <= gpu.clock <= 5e9:
         raise TopologyError(
             f"{place}: peak, sms and clock do not agree: a clock of {gpu.clock / 1e6:,.0f} MHz; GPUs have 200 to 5,000"
         )
-    if gpu.l2 and not 2**18 <= gpu.l2 <= gpu.memory_bytes / 4:
+    if not 2**18 <= gpu.l2 <= gpu.memory_bytes / 4:
         raise TopologyError(f"{place}.l2: {gpu.l2 / 2**20:,.4g} MiB; between 0.25 MiB and a quarter of the memory")
 
 

@@ -414,6 +414,7 @@ def device(file: Path, like: str) -> None:
         peaks=peaks,
         sms=base.sms,
         clock=f"{base.clock / 1e6:.0f} MHz",
+        l2=f"{base.l2 / 2**20:.6g} MiB",
         nvlinks=base.nvlink_links,
         tdp=f"{base.tdp:.6g}",
     )

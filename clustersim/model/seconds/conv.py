@@ -9,6 +9,8 @@ from clustersim.model.seconds.memory_bound import traffic_rate
 
 # 3x3 and 5x5 windows of stride 1, which cuDNN runs as Winograd or FFT tiles.
 _FAST_WINDOWS = (9.0, 25.0)
+FIRST_TENSOR_CORES = 70
+"""Compute capability, times ten, from which convolutions run on tensor cores: Volta's."""
 
 
 def conv_parts(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
@@ -56,7 +58,7 @@ def _rate(setting: Setting) -> float:
     if not gpu.sm or (setting.half and not setting.images):
         return setting.matmul_rate() * constants.conv_ampere
     multiplied = setting.matmul_rate() * constants.conv_half
-    if not gpu.clock:  # no tensor cores
+    if gpu.sm < FIRST_TENSOR_CORES:
         return multiplied
     return min(multiplied, constants.conv_feed * (0.5 if as_run == "tf32" else 1.0) * gpu.sms * gpu.clock)
 

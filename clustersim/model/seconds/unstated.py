@@ -8,13 +8,14 @@ from types import MappingProxyType
 
 import msgspec
 
-from clustersim.core.device import Assumed, Device, Figure
+from clustersim.core.device import DTYPES, Assumed, Device, Figure
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Execution, setting
 from clustersim.model.seconds.price import price
 
 TOKENS = 4096
 WIDTH = 4096
+HEAD_DIM = 128
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -62,7 +63,13 @@ def _moved(gpu: Device, entry: Assumed, factor: float) -> Device:
         return replace(gpu, sms=max(1, round(gpu.sms * factor)))
     if entry.moves == "clock":
         return replace(gpu, clock=gpu.clock * factor)
-    return gpu  # no time depends on it
+    if entry.moves == "l2":
+        return replace(gpu, l2=gpu.l2 * factor)
+    if entry.moves == "tdp_w":
+        return replace(gpu, tdp=gpu.tdp * factor)
+    if entry.moves in DTYPES:
+        return gpu  # a type that the GPU has no units for
+    raise AssertionError(f"nothing moves {entry.moves!r}, which {entry.field} does")
 
 
 def _times(figure: Figure, factor: float) -> Figure:
@@ -70,13 +77,14 @@ def _times(figure: Figure, factor: float) -> Figure:
 
 
 def _block_seconds(gpu: Device, dtype: str) -> float:
-    """Forward and backward of a transformer block of 4,096 wide on 4,096 tokens."""
+    """Forward and backward of a transformer block of 4,096 wide on a sample of 4,096 tokens."""
     where = setting(gpu, Execution(dtype=dtype, param_dtype=dtype if dtype != "tf32" else "fp32"))
     kernels = (
         _linear(3 * WIDTH, WIDTH),
         _linear(WIDTH, WIDTH),
         _linear(4 * WIDTH, WIDTH),
         _linear(WIDTH, 4 * WIDTH),
+        _attention(),
         Kernel("norm", "memory", nbytes=40.0 * TOKENS * WIDTH, backward_nbytes=80.0 * TOKENS * WIDTH),
     )
     return price(where, ((kernels, "F"), (kernels, "B")), 1, dense=True).seconds
@@ -85,3 +93,21 @@ def _block_seconds(gpu: Device, dtype: str) -> float:
 def _linear(n: int, k: int) -> Kernel:
     flops = 2.0 * TOKENS * n * k
     return Kernel("linear", "gemm", m=TOKENS, n=n, k=k, flops=flops, backward_flops=2.0 * flops)
+
+
+def _attention() -> Kernel:
+    """Fused causal attention of as many heads as the block is wide."""
+    flops = 2.0 * TOKENS * TOKENS * WIDTH
+    nbytes = 4.0 * TOKENS * WIDTH
+    return Kernel(
+        "attention",
+        "attention",
+        heads=WIDTH // HEAD_DIM,
+        head_dim=HEAD_DIM,
+        seq=TOKENS,
+        causal=True,
+        flops=flops,
+        backward_flops=2.5 * flops,
+        nbytes=nbytes,
+        backward_nbytes=2.0 * nbytes,
+    )

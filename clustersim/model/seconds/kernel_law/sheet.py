@@ -38,7 +38,7 @@ class Sheet:
     bandwidth : of the memory, nominal [bytes/s]. tdp : [W]. level : what the generation adds to the logarithm of a
         law's rate; 0 where nobody measured it. persistent : 1 where kernels of products keep their SM from tile to
         tile, 0 where each tile is a thread block of its own (:data:`PERSISTENT`). exps : exponentials a clock of one
-        SM. l2 : bytes of its second-level cache.
+        SM. l2 : bytes of its last-level cache.
     """
 
     sms: Floats
@@ -69,7 +69,7 @@ def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
     half = device.peak.get("bf16") or device.peak.get("fp16") or device.peak["fp32"]
     numbers = (
         device.sms,
-        device.clock or USUAL_CLOCK,
+        device.clock,
         device.peak[units],
         half,
         device.memory_bandwidth,
@@ -77,7 +77,7 @@ def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
         level,
         1.0 if device.arch in PERSISTENT else 0.0,
         EXPS_A_CLOCK.get(device.arch, USUAL_EXPS),
-        device.l2 or USUAL_L2,
+        device.l2,
     )
     return Sheet(*(np.asarray(float(number)) for number in numbers))
 
@@ -99,7 +99,3 @@ USUAL_EXPS = 16.0
 EXPS_A_CLOCK: Mapping[str, float] = {"sm103": 32.0}
 """Architecture -> the same where it is another: Blackwell Ultra has twice as many ("Making Softmax More Efficient with
 NVIDIA Blackwell Ultra", developer.nvidia.com)."""
-USUAL_CLOCK = 1.7e9
-"""[1/s] of a GPU that says neither its clock nor what an SM does in one: most run at 1.4 to 2.1 GHz."""
-USUAL_L2 = 5e7
-"""[bytes] of a GPU that does not say: H100's."""
