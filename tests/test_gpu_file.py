@@ -106,6 +106,18 @@ def test_a_gpu_before_tensor_cores_has_its_own_work_a_clock(tmp_path):
     assert ours.clock == pytest.approx(11e12 / (28 * 256))
 
 
+@pytest.mark.parametrize("name", ["RTX-3090", "RTX-4090", "RTX-5090", "RTX-2080-Ti", "L40S", "A100-SXM4-80GB"])
+def test_fp32_tells_the_clock_and_the_sms_of_a_gpu_whose_16_bits_are_held_back(name, tmp_path):
+    """GeForce's products in 16 bits run at half the rate of the same SM in a data centre."""
+    known = device(name)
+    half = "bf16" if "bf16" in known.peak else "fp16"
+    peak = f'peak = {{ fp32 = "{known.peak["fp32"]} FLOP/s", {half} = "{known.peak[half]} FLOP/s" }}\n'
+    text = BARE + f'generation = "{known.arch}"\n{peak}'
+    ours = gpu_file.load(written(tmp_path, text + f"sms = {known.sms}\n"))
+    assert ours.clock == pytest.approx(known.clock, rel=0.01)
+    assert gpu_file.load(written(tmp_path, text)).sms == pytest.approx(known.sms * known.clock / 1.7e9, rel=0.02)
+
+
 @pytest.mark.parametrize("moves", ["sms", "clock", "bf16", "rate", "memory"])
 def test_what_a_block_depends_on_widens_its_range(moves):
     """Attention is in the block: its exponentials are limited by SMs and clock."""

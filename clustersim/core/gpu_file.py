@@ -171,7 +171,7 @@ def _completed(spec: DeviceSpec, base: Device | None, place: str) -> tuple[Table
     peak = _peaks(spec, base, place, arch, assumed)
     half = peak.get("fp16") or peak.get("bf16") or peak["fp32"]
     say = _Fields(spec, base, assumed)
-    sms, clock = say.sms_and_clock(half, arch)
+    sms, clock = say.sms_and_clock(*_work_a_clock(spec, half, families()[arch]))
     table: Table = {
         "family": arch,
         "peak": peak,
@@ -222,6 +222,21 @@ def _peaks(spec: DeviceSpec, base: Device | None, place: str, arch: str, assumed
     return {dtype: peak[dtype] for dtype in _DTYPES if dtype in peak}
 
 
+def _work_a_clock(spec: DeviceSpec, half: float, family: Table) -> tuple[float, float]:
+    """A peak, and what an SM does of it in a clock: in 16 bits, or in fp32 where the table says that its products in 16
+    bits are held back, as GeForce's are to a half and H20's to a quarter."""
+    fp32 = float(spec.peak.get("fp32", 0.0))
+    each = family.get("fp32_a_clock", 0.0)
+    if each and fp32 / each > HELD_BACK * half / family["flop_a_clock"]:
+        return fp32, each
+    return half, family["flop_a_clock"]
+
+
+HELD_BACK = 1.3
+"""How much higher the clock that follows from fp32 is than the one from 16 bits, at least, where the latter are held
+back: 2 of GeForce's; of parts at full rate it is up to 1.15 (H100 NVL), as tensor cores clock lower under load."""
+
+
 _DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 FP32_SHARE = 16.0
 """Of a peak in 16 bits, one of so many parts is fp32's where nobody says: A100 1/16, H100 1/15, B200 1/28."""
@@ -246,19 +261,18 @@ class _Fields:
             return float(value)
         return float(getattr(self.base, attribute)) if self.base else 0.0
 
-    def sms_and_clock(self, half: float, arch: str) -> tuple[int, float]:
-        """Both, or either from the peak and what an SM of its generation does in a clock."""
-        flop_a_clock = families()[arch]["flop_a_clock"]
+    def sms_and_clock(self, rate: float, flop_a_clock: float) -> tuple[int, float]:
+        """Both, or either from a peak and what an SM of its generation does of that in a clock."""
         # A base's clock is of its own peaks: with a peak or SMs of its own, the table has its own clock.
         keeps = not self.spec.peak and self.spec.sms is None
         clock = float(self.spec.clock or (self.base.clock if self.base and keeps else 0.0))
         sms = int(self.number("sms", "sms"))
         if not sms:
-            sms = max(1, round(half / (flop_a_clock * (clock or USUAL_CLOCK))))
+            sms = max(1, round(rate / (flop_a_clock * (clock or USUAL_CLOCK))))
             how = f"{sms}, from the peak and {flop_a_clock:,.0f} FLOP a clock"
             self.assumed.append(Assumed("sms", how, "sms", SPREADS["sms"]))
         if not clock:
-            clock = half / (sms * flop_a_clock)
+            clock = rate / (sms * flop_a_clock)
             how = f"{clock / 1e6:,.0f} MHz, from the peak and the SMs"
             self.assumed.append(Assumed("clock", how, "clock", SPREADS["clock"]))
         return sms, clock
