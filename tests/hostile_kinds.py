@@ -43,7 +43,7 @@ from hostile_found import found_kinds
 from hostile_launch import launch_files, machine_kinds, page_kinds
 from hostile_values import NASTY, damaged, documents, json_file, tables, toml_file
 from hypothesis import strategies as st
-from test_traces_kernel_csv import SUMS
+from test_traces_kernel_csv import ROCPROF, ROCPROF_SUMS, SUMS
 from test_traces_kernel_csv import TRACE as GPU_TRACE
 
 SETS = st.tuples(
@@ -233,6 +233,8 @@ def _measured() -> dict[str, Kind]:
         "nsys": Kind("p.sqlite", damaged(st.builds(nsys, NASTY, NASTY)), TRACES),
         "nsys csv": Kind("t.csv", spreadsheet(GPU_TRACE.encode()), TRACES),
         "nsys sums": Kind("t.csv", spreadsheet(SUMS.encode()), ("trace {} --json",)),
+        "rocprof csv": Kind("t.csv", spreadsheet(ROCPROF.encode()), TRACES),
+        "rocprof sums": Kind("t.csv", spreadsheet(ROCPROF_SUMS.encode()), ("trace {} --json",)),
         "log": Kind("nccl.log", damaged(st.just(LOG.encode())), ("trace {} --json", "validate nccl {}")),
         "comms": Kind("comms.log", damaged(st.just(COMMS)), ("trace {} --json",)),
         "captured": Kind(

@@ -346,3 +346,93 @@ def test_ports_of_one_nic_with_different_rates_are_told(tmp_path: Path):
     assert any("nic0: ports of 400 and 100 Gb/s are taken together" in line for line in told)
     assert not any("ports" in line for line in made(tmp_path, dump(400000, 100000), nics=(1, 400.0)).assumed)
     assert not any("ports" in line for line in made(tmp_path, dump(200000, 200000)).assumed)
+
+
+# ---- what real files are like ----------------------------------------------------------------------------------------
+
+
+def amd_dump(device: str, arch: str, links: int, head: str = "") -> str:
+    """Two GPUs of AMD as RCCL dumps them, joined by so many xGMI."""
+    gpu = (
+        '<pci busid="0000:{0}:00.0" class="0x038000" vendor="0x1002" device="{2}" link_speed="16.0 GT/s PCIe" '
+        'link_width="16"><gpu dev="{3}" sm="90" gcn="{4}" rank="{3}" gdr="1">'
+        '<xgmi target="0000:{1}:00.0" count="{5}" tclass="0x038000"/></gpu></pci>'
+    )
+    both = (gpu.format(*ends, device, rank, arch, links) for rank, ends in enumerate((("29", "2c"), ("2c", "29"))))
+    return f'{head}<system version="2"><cpu numaid="0">{"".join(both)}</cpu></system>'
+
+
+@pytest.mark.parametrize(
+    ("gpu", "of_one"), [("MI100", 46.0), ("MI210", 50.0), ("MI250X-GCD", 50.0), ("MI300X", 64.0), ("MI355X", 76.8)]
+)
+def test_an_xgmi_is_as_fast_as_the_gpus_it_joins_have_it(tmp_path: Path, gpu: str, of_one: float):
+    machine = made(tmp_path, amd_dump("0x1", "x", 2), gpu=gpu)
+    wires = [machine.link_bandwidth[i] / 1e9 for i, kind in enumerate(machine.link_kinds) if kind == "xgmi"]
+    assert wires == pytest.approx([2 * of_one] * 2)
+    assert machine.assumed == ()
+
+
+def test_old_dumps_say_the_architecture_alone(tmp_path: Path):
+    assert made(tmp_path, amd_dump("", "908", 1)).node_types[0].device == "MI100"
+    with pytest.raises(TopologyError, match="say --gpu"):
+        made(tmp_path, amd_dump("", "910", 1))  # MI210 and MI250 alike
+
+
+def test_comments_that_nccl_passes_over_and_xml_forbids_are_passed_over(tmp_path: Path):
+    head = "<!--------\n - terms of use -- of a maker\n -------->\n"
+    assert made(tmp_path, amd_dump("0x7408", "910", 4, head)).node_types[0].n_gpus == 2
+    with pytest.raises(TopologyError, match="line 5"):  # lines are those of the file
+        made(tmp_path, head + "\n<system><cpu")
+
+
+def matrix_with_far_nics(beside: int, far: int, joined: str) -> str:
+    """Eight GPUs, NICs below the switches of the first of them, and NICs of the host."""
+    nics = [f"NIC{i}" for i in range(beside + far)]
+    gpus = [f"GPU{i}" for i in range(8)]
+    rows = ["\t".join(["", *gpus, *nics, "CPU Affinity", "NUMA Affinity"])]
+    for i, name in enumerate([*gpus, *nics]):
+        words = [joined if i < 8 else "PIX" if i - 8 == j < beside else "SYS" for j in range(8)]
+        words += ["PIX" if i < 8 and i == j < beside else "SYS" for j in range(beside + far)]
+        words[i] = "X"
+        rows.append("\t".join([name, *words, *(["0-47", "0"] if i < 8 else [])]))
+    return "\n".join([*rows, ""])
+
+
+@pytest.mark.parametrize("far", [1, 2, 26])
+def test_nics_away_from_the_gpus_without_a_rate_are_left_out_and_said(tmp_path: Path, far: int):
+    text = matrix_with_far_nics(8, far, "NV18")
+    machine = made(tmp_path, text, gpu="H100-SXM5-80GB")
+    assert len(gbps(machine)) == 8
+    assert any("NIC8" in line and f"--nics {8 + far}x400Gb/s" in line for line in machine.assumed)
+    assert len(gbps(made(tmp_path, text, gpu="H100-SXM5-80GB", nics=(8 + far, 400.0)))) == 8 + far
+    port = "CA 'NIC{}'\n\tPort 1:\n\t\tState: Active\n\t\tRate: 100\n"
+    known = made(tmp_path, text, "".join(map(port.format, range(8 + far))), gpu="H100-SXM5-80GB")
+    assert gbps(known) == [100.0] * (8 + far)  # with a rate they are NICs as any
+
+
+def test_where_no_nic_is_beside_a_gpu_all_stay(tmp_path: Path):
+    assert len(gbps(made(tmp_path, matrix_with_far_nics(0, 4, "NV18"), gpu="H100-SXM5-80GB"))) == 4
+
+
+def test_a_matrix_of_pcie_alone_hides_nvlink_and_does_not_lack_it(tmp_path: Path):
+    text = matrix_with_far_nics(8, 0, "SYS")
+    machine = made(tmp_path, "$ nvidia-smi topo -mp\n" + text, gpu="H100-SXM5-80GB")
+    assert "nvlink" in machine.link_kinds
+    assert any("topo -mp, which shows PCIe alone" in line for line in machine.assumed)
+    bare = made(tmp_path, text, gpu="H100-SXM5-80GB")
+    assert "nvlink" not in bare.link_kinds
+    assert any("is it working, or is the file of nvidia-smi topo -mp" in line for line in bare.assumed)
+
+
+def test_mig_instances_are_no_gpus(tmp_path: Path):
+    listed = "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)\n  MIG 1g.5gb      Device  0: (UUID: MIG-2)\n"
+    with pytest.raises(TopologyError, match="cut into MIG instances"):
+        made(tmp_path, listed + matrix_with_far_nics(1, 0, "NV12"))
+
+
+@pytest.mark.parametrize("text", [amd_dump("0x7408", "910", 4), matrix_with_far_nics(1, 0, "NV18"), "Machine (504GB)"])
+def test_a_found_machine_where_a_topology_is_asked_for_is_told_what_makes_one(tmp_path: Path, text: str):
+    path = tmp_path / "found.txt"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match=r"clustersim new topology machine\.toml --from .*found\.txt"):
+        fabrics.load(str(path))

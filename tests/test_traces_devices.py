@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from test_traces_kineto import collectives, save
 
+from clustersim.app.cli import cli
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.files import traces
 from clustersim.files.traces import execution_trace
@@ -107,3 +110,30 @@ def test_tensors_in_lists_of_lists_are_all_found(kind: str, value: Any, shape: A
 @pytest.mark.parametrize("kind", ["GenericList[Int,Int]", "Int", "GenericList[]", "None", "String"])
 def test_what_holds_no_tensor_has_none(kind: str):
     assert list(execution_trace._tensors(_TraceTensors([[1, 2]], [[[], []]], [kind]))) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "note", "library"),
+    [
+        ("xccl", "nccl:all_reduce", "xccl"),
+        ("", "xccl:all_reduce", "xccl"),
+        ("cpu:gloo,xpu:xccl", "gloo:all_reduce", "xccl"),
+        ("cpu:gloo,cuda:nccl", "nccl:all_reduce", "nccl"),
+        ("", "rccl:all_reduce", "nccl"),
+        ("hccl", "hccl:all_reduce", "hccl"),
+        ("gloo", "gloo:all_reduce", "gloo"),
+    ],
+)
+def test_the_library_of_the_collectives_is_the_one_that_the_trace_names(
+    tmp_path: Path, told: str, note: str, library: str
+):
+    events = [*launched("xpu_runtime", "urEnqueueKernelLaunch", "gemm_kernel", 100.0, 1), annotated(400.0, note)]
+    path = save(tmp_path / "rank0.json", events, world=1, deviceProperties=[{"id": 0, "name": XPU}])
+    data = json.loads(path.read_text())
+    data["distributedInfo"]["backend"] = told
+    path.write_text(json.dumps(data))
+    assert traces.backend_of(traces.read(path)) == library
+    played = CliRunner().invoke(cli, ["replay", str(path), "--topology", "hgx-h100"])
+    refused = f"went through {library}, which is not played" in str(played.exception)
+    assert refused == (played.exit_code != 0) == (library in ("xccl", "hccl"))
+    assert CliRunner().invoke(cli, ["replay", str(path), "--topology", "hgx-h100", "--backend", "nccl"]).exit_code == 0

@@ -164,11 +164,19 @@ SCALES = {"dp": "64", "gpu": "H100-SXM5-80GB", "bucket": "100MiB", "dtype": "bf1
 
 
 def _backend(measured: Timeline, machine: tuple[Topology, Mesh] | None) -> str:
-    """The trace's own, or what is usual on the machine."""
-    from clustersim.collectives import usual_backend
+    """The trace's own, or what is usual on the machine. Raises :class:`ClusterSimError` for one that is not played."""
+    from clustersim.collectives import BACKENDS, usual_backend
     from clustersim.files.traces import backend_of
 
-    return backend_of(measured) or (usual_backend(machine[0], machine[1].gpus) if machine else "nccl")
+    if machine is None:
+        return "nccl"
+    told = backend_of(measured)
+    if told is not None and told not in BACKENDS:
+        raise ClusterSimError(
+            f"{measured.source}: its collectives went through {short(told)}, which is not played; say --backend nccl "
+            "to see what NCCL would take"
+        )
+    return told or usual_backend(machine[0], machine[1].gpus)
 
 
 def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int) -> tuple[Topology, Mesh] | None:

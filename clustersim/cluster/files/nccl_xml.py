@@ -93,6 +93,8 @@ _DEVICES = {
     "0x74a1": "MI300X",
 }
 """PCI device ids of the PCI ID repository (pci-ids.ucw.cz)."""
+_ARCHITECTURES = {"908": "MI100"}
+"""AMD's architectures of which there is one GPU (LLVM, "User Guide for AMDGPU Backend")."""
 TOOLS = {
     "NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE": "of NCCL and RCCL; with the PCI tree alone NVLink is the board's",
     "nvidia-smi topo -m": "with or without NUMA nodes and NICs; --gpu or nvlink -s says which GPUs",
@@ -103,8 +105,9 @@ TOOLS = {
 """What tells a machine, and of which releases it is read."""
 _NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0}
 """GB/s of one NVLink and direction, by compute capability: NVIDIA's data sheets, as the shipped machines have them."""
-_XGMI = 64.0
-"""GB/s of one xGMI and direction between MI300X: AMD Instinct MI300X platform data sheet."""
+_XGMI = {"MI1": 46.0, "MI21": 50.0, "MI25": 50.0, "MI30": 64.0, "MI32": 64.0, "MI35": 76.8}
+"""GB/s of one xGMI and direction, by how a GPU's name begins: data sheets of AMD Instinct MI100 (276 GB/s over three
+links), MI210 and MI250X (100 GB/s a link, both directions), MI300X and MI355X platforms."""
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _MODELS = {79: "bdw", 85: "skl", 143: "spr", 207: "emr"}
 _SWITCH = "0x0604"
@@ -141,6 +144,7 @@ def topology_text(path: Path | Sequence[Path], gpu: str | None = None, nics: tup
 
 _FABRIC = re.compile(r"^# Topology file: generated on|^switchguid=0x", re.MULTILINE)
 """Of ibnetdiscover."""
+_PASSED_OVER = re.compile(r"<!--.*?-->|<\?xml\b.*?\?>", re.DOTALL)
 
 
 def _system(text: str, path: Path) -> ET.Element:
@@ -149,10 +153,12 @@ def _system(text: str, path: Path) -> ET.Element:
             f"{path}: is of ibnetdiscover, which tells the network between machines and nothing inside of one; give "
             "nvidia-smi topo -m or NCCL_TOPO_DUMP_FILE of a node, and say the network in [fabric] of what is written"
         )
-    if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.S):
+    # NCCL's own reader passes over comments that XML forbids: a line of dashes, or one before the declaration.
+    plain = _PASSED_OVER.sub(lambda passed: "\n" * passed[0].count("\n"), text)
+    if "<!" in plain:
         raise TopologyError(f"{path}: declares a type or entities, which NCCL's dumps do not")
     try:
-        root = ET.fromstring(text)
+        root = ET.fromstring(plain)
     except (ET.ParseError, ValueError, RecursionError) as error:
         raise TopologyError(f"{path}: is not XML: {error}") from None
     if root.tag != "system":
@@ -268,12 +274,7 @@ class _XmlDump:
         switches: dict[str, str] = {}
         bundles: Counter[tuple[str, str]] = Counter()
         kind = "xgmi" if any(gpu.find("xgmi") is not None for _, gpu in self.gpus.values()) else "nvlink"
-        sm = device(self.device).sm
-        rate = (
-            _XGMI
-            if kind == "xgmi"
-            else next((_NVLINK[one] for one in sorted(_NVLINK, reverse=True) if one <= sm), 20.0)
-        )
+        rate = self._wire(kind)
         for name, gpu in self.gpus.values():
             for link in [*gpu.findall("nvlink"), *gpu.findall("xgmi")]:
                 target = link.get("target", "").lower()
@@ -287,6 +288,16 @@ class _XmlDump:
                     bundles[name, switches[target]] += count
         self.links += [(a, b, kind, rate * count) for (a, b), count in bundles.items() if count > 0]
 
+    def _wire(self, kind: str) -> float:
+        """GB/s of one link and direction between these GPUs."""
+        if kind == "xgmi":
+            told = next((rate for start, rate in _XGMI.items() if self.device.startswith(start)), None)
+            if told is None:
+                self.assumed.append(f"an xGMI of {self.device} carries {_XGMI['MI30']:g} GB/s, as between MI300X")
+            return told or _XGMI["MI30"]
+        sm = device(self.device).sm
+        return next((_NVLINK[one] for one in sorted(_NVLINK, reverse=True) if one <= sm), 20.0)
+
     def _board(self) -> None:
         """What joins the GPUs where the file has no place for it; what looks wrong where it has."""
         kind = device(self.device)
@@ -295,8 +306,9 @@ class _XmlDump:
             return
         wire = "xGMI" if kind.name.startswith("MI") else "NVLink"
         if any(gpu.get("sm") or gpu.get("dev") for _, gpu in self.gpus.values()):
+            hides = ", or is the file of nvidia-smi topo -mp, which hides it" if "nvidia-smi" in self.source else ""
             self.assumed.append(
-                f"no {wire} joins the GPUs, as the file has it; a {kind.name} has {wire}: is it working?"
+                f"no {wire} joins the GPUs, as the file has it; a {kind.name} has {wire}: is it working{hides}?"
             )
             return
         found = boards.board(kind.name, len(self.gpus))
@@ -375,6 +387,7 @@ class _XmlDump:
                 self.rates[name] = nics[1]
                 self.sources[name] = "--nics"
             return
+        self._leave_far()
         unknown = [name for name in self.parts["nic"] if not self.rates[name]]
         for device_id in sorted({self.nic_ids[name] for name in unknown}):
             alike = [name for name in unknown if self.nic_ids[name] == device_id]
@@ -395,12 +408,34 @@ class _XmlDump:
                 f"--nics {len(self.parts['nic'])}x{rate:g}Gb/s says it"
             )
 
+    def _leave_far(self) -> None:
+        """Leave out NICs of which nothing but a name is known and that are away from the GPUs, where others share
+        their switches: they are of storage, of the host, or functions of one card, not the board's."""
+        near = self._near()
+        far = [n for n in self.parts["nic"] if not self.rates[n] and not self.nic_ids[n] and n not in near]
+        if not self.guessed or not near or not far:
+            return
+        names = errors.few([self.labels[name] or name for name in far], 3)
+        self.assumed.append(
+            f"{names}: left out, being away from the GPUs, which share switches with {len(near)} others, and without a "
+            f"rate in the file; --nics {len(self.parts['nic'])}x400Gb/s would count them"
+        )
+        self._without(far)
+
+    def _without(self, gone: list[str]) -> None:
+        self.links = [link for link in self.links if link[0] not in gone]
+        self.parts["nic"] = [name for name in self.parts["nic"] if name not in gone]
+
+    def _near(self) -> list[str]:
+        """NICs that share a PCIe switch with a GPU."""
+        home = {a: b for a, b, kind, _ in self.links if kind == "pcie"}
+        beside = {home[name] for name, _ in self.gpus.values() if home[name].startswith("pcie")}
+        return [name for name in self.parts["nic"] if home[name] in beside]
+
     def _only(self, count: int) -> None:
         """Keep so many NICs: all, or those that share a PCIe switch with a GPU."""
         nics = self.parts["nic"]
-        home = {a: b for a, b, kind, _ in self.links if kind == "pcie"}
-        beside = {home[name] for name, _ in self.gpus.values() if home[name].startswith("pcie")}
-        near = [name for name in nics if home[name] in beside]
+        near = self._near()
         if count == len(nics):
             return
         if count != len(near):
@@ -410,13 +445,15 @@ class _XmlDump:
             )
         gone = [name for name in nics if name not in near]
         self.assumed.append(f"{len(gone)} NICs are left out, as --nics says {count}: those away from the GPUs")
-        self.links = [link for link in self.links if link[0] not in gone]
-        self.parts["nic"] = near
+        self._without(gone)
 
     def _device(self) -> str:
         if self.gpu_name:
             return device(self.gpu_name).name
         devices = {_DEVICES.get(device_id.lower(), "") for device_id in self.ids}
+        if self.ids == {""}:  # of old dumps, which say the architecture alone
+            told = {gpu.get("gcn", "").removeprefix("gfx") for _, gpu in self.gpus.values()}
+            devices = {_ARCHITECTURES.get(gcn, "") for gcn in told}
         if len(devices) != 1 or "" in devices:
             ids = ", ".join(sorted(texts.short(device_id) or "none" for device_id in self.ids))
             raise TopologyError(f"{self.path}: GPUs of the PCI device id {ids}: which they are is not known; say --gpu")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from clustersim.cluster.files import lstopo, rocm_topo, smi_topo
 from clustersim.cluster.files.measured import MeasuredSpec, numbers
 from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.schema import (
@@ -82,6 +83,13 @@ def read(path: Path) -> TopologyFile:
 @lru_cache(maxsize=64)
 def parse(text: str, where: str) -> TopologyFile:
     """A checked file from its text; ``where`` is what errors name. Raises :class:`TopologyError`."""
+    if text.lstrip().startswith("<") or any(
+        known(text) for known in (smi_topo.is_matrix, rocm_topo.is_report, lstopo.is_tree)
+    ):
+        raise TopologyError(
+            f"{where}: is what a tool found on a machine, and no topology file; clustersim new topology machine.toml "
+            f"--from {where} makes one of it"
+        )
     return decode(texts.toml(text, where, TopologyError), where)
 
 

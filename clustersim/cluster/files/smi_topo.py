@@ -36,6 +36,10 @@ _SPEEDS = ((90, "32.0"), (80, "16.0"), (0, "8.0"))
 """GT/s of a lane, by compute capability from there on."""
 RACKS = ("GB200", "GB300")
 """GPUs whose trays share NVSwitches in a rack."""
+_PCI_ALONE = re.compile(r"nvidia-smi[ \t]+topo[ \t]+-mp\b")
+"""The command whose matrix leaves NVLink out."""
+_INSTANCE = re.compile(r"^[ \t]*MIG[ \t]+\d+g\.\d+gb", re.MULTILINE)
+"""A part of a GPU, as nvidia-smi -L lists it."""
 Matrix = Mapping[str, Mapping[str, str]]
 
 
@@ -51,6 +55,14 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
     kind = device(gpu)
     _counted(matrix, kind, path)
     root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
+    hidden = _PCI_ALONE.search(_plain(text)) is not None
+    if hidden:
+        root.set("left", "is of nvidia-smi topo -mp, which shows PCIe alone")
+    if _INSTANCE.search(_plain(text)):
+        raise TopologyError(
+            f"{path}: GPUs are cut into MIG instances, which are no whole GPUs and which no NVLink joins; give the "
+            "matrix with MIG off, or describe an instance as a GPU of its own (clustersim new device)"
+        )
     if kind.name.startswith(RACKS):
         root.set("near", "NVLink ends at this tray, as the matrix has it; in an NVL72 rack it joins the trays too")
     cpus: dict[str, ET.Element] = {}
@@ -68,6 +80,8 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
                 above = switches[key]
         _part(above, name, row, kind, names.get(name, name))
     root.extend(cpus.values())
+    for part in root.iter("gpu") if hidden else ():
+        del part.attrib["sm"]  # as in a file of the PCI tree alone: NVLink is the board's
     return root
 
 

@@ -47,7 +47,7 @@ from clustersim.files.traces.profiled import (
 )
 from clustersim.files.traces.samples import dtype_of, kind_of
 
-_COMMS = re.compile(r"^(?:nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
+_COMMS = re.compile(r"^(nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
 _KERNEL = re.compile(
     r"^(?:void )?(?:\w+::)*(?:(nccl(?:Dev)?Kernel(?:Debug)?_\w+)|nccl\w*Kernel|mscclp*Kernel|rccl|oneccl_|hccl|"
     r"ccl(?:_|::))"
@@ -231,7 +231,8 @@ class _KinetoReader:
                 call = KERNEL_ARGS.decode(event.args)
                 if recorded := self.recorded.get(call.function):
                     self.told[call.external] = recorded
-            if _COMMS.match(event.name):
+            if match := _COMMS.match(event.name):
+                self.trace.backend = self.trace.backend or match[1]
                 self.notes[event.tid].append(event)
             elif match := _STEP.match(event.name):
                 self.steps.append((event.ts, int(match.group(1))))
@@ -297,7 +298,7 @@ class _KinetoReader:
     def _annotated(self, note: KinetoEvent, start: float, end: float, step: int) -> RankCollective | None:
         """From the annotation's input shapes: all that older profilers, and Gloo's, write."""
         match = _COMMS.match(note.name)
-        kind = kind_of(match.group(1)) if match else None
+        kind = kind_of(match[2]) if match else None
         args = NOTE_ARGS.decode(note.args)
         nbytes, dtype = _size(args)
         if kind is None or (nbytes is None and kind != "barrier"):

@@ -102,12 +102,22 @@ BACKEND = "backend: "
 """Of the entry of a Timeline's ``stats`` that names the library its collectives went through."""
 
 
+_AS_NCCL = ("nccl", "rccl")
+_UNNAMED = ("", "undefined", "custom")
+"""What torch.distributed says of a process group whose library has no name of its own."""
+
+
 def backend_of(timeline: Timeline) -> str | None:
-    """``"gloo"`` or ``"nccl"``, as the trace says; None where it does not."""
-    backends = [name.removeprefix(BACKEND) for name in timeline.stats if name.startswith(BACKEND)]
-    if not backends:
-        return None
-    return "gloo" if "gloo" in backends[0] and "ccl" not in backends[0] else "nccl"
+    """The library that the trace says its GPUs' collectives went through: ``"nccl"``, RCCL's name too, ``"gloo"`` or
+    another's, such as ``"xccl"``, Intel's; None where it does not.
+
+    A process may have one of each kind of device (``"cpu:gloo,cuda:nccl"``): then the one that is not the CPU's.
+    """
+    told = next((name.removeprefix(BACKEND) for name in timeline.stats if name.startswith(BACKEND)), "")
+    libraries = [part.rpartition(":")[2].strip().lower() for part in told.split(",")]
+    named = [library for library in libraries if library not in _UNNAMED]
+    found = next((library for library in named if library != "gloo"), named[0] if named else None)
+    return "nccl" if found in _AS_NCCL else found
 
 
 _NOTE = re.compile(r"^PP:(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)$")
