@@ -402,3 +402,61 @@ def test_a_script_with_axolotls_name_of_the_model_is_no_axolotl():
     assert not any("axolotl" in note for note in made.notes)
     with pytest.raises(ScenarioError, match="--batch_size 128 would say"):
         read(f"{head} --micro_batch_size 4 --batch_size 128\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "whose"),
+    [
+        ("c.yaml", "model: {type: llama, hidden_dim: 64}\ntrainer: {train_batch_size: 8, num_train_steps: 2}\n",
+         "Levanter"),
+        ("c.yaml", "trainer: {mp: 'p=f32,c=bfloat16', num_train_steps: 2}\n", "Levanter"),
+        ("c.yml", "base_emb_dim: 64\nbase_num_decoder_layers: 2\n", "MaxText"),
+        ("c.yml", "per_device_batch_size: 1\nmax_target_length: 64\n", "MaxText"),
+        ("c.yaml", "devices: auto\ntrain: {micro_batch_size: 4, max_tokens: 1000}\n", "LitGPT"),
+        ("c.sh", "deepspeed --module openrlhf.cli.train_sft --zero_stage 2 --bf16\n", "OpenRLHF"),
+        ("c.sh", "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1\n", "OpenRLHF"),
+        ("c.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8\n", "verl"),
+    ],
+)  # fmt: skip
+def test_files_of_frameworks_that_are_not_read_are_never_read_as_anothers(name: str, text: str, whose: str):
+    with pytest.raises(ScenarioError, match=f"is of {whose}, whose files are not read"):
+        exchange.read([document(text, name)], {"topology": "hgx-h100"}, model="llama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("composer -n 8 train/train.py here.yaml data_local=c4", "here.yaml"),
+        ("python ./deepy.py train.py -d configs here.yml", "here.yml"),
+        ("torchrun --nproc_per_node=8 run_train.py --config-file here.yaml", "here.yaml"),
+    ],
+)
+def test_a_configuration_that_a_command_names_is_asked_for(command: str, named: str):
+    with pytest.raises(ScenarioError, match=f"names {named}; give that file too"):
+        exchange.read([document(f"{command}\n", "run.sh")], {"topology": "hgx-h100"}, model="llama3-8b")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nproc_per_node=8 megatron_gpt_pretraining.py trainer.devices=8 model.micro_batch_size=2",
+        "torchrun --nproc_per_node=8 pretrain_llama3_8b.py --config-file a.yaml model.tensor_model_parallel_size=4",
+    ],
+)
+def test_changes_of_a_configuration_that_is_not_here_ask_for_it(command: str):
+    with pytest.raises(ScenarioError, match=r"changes a configuration that .*py reads or makes; give that too"):
+        exchange.read([document(f"{command}\n", "run.sh")], {"topology": "hgx-h100"}, model="llama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("test", "taken"),
+    [('[ "$1" != "slurm" ]', 2), ("[[ ${1} != slurm ]]", 2), ('[ "$1" == "slurm" ]', 4), ('[ "$HOST" != "a" ]', None)],
+)
+def test_a_script_that_nobody_gives_arguments_has_none(test: str, taken: int | None):
+    command = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers {}"
+    script = f"if {test}; then\n  {command.format(2)}\nelse\n  {command.format(4)}\nfi\n"
+    if taken is None:
+        with pytest.raises(ScenarioError):
+            document(script, "run.sh")
+    else:
+        assert document(script, "run.sh").options["args", "num_layers"].value == str(taken)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
-from clustersim.files.launch.files import HOSTS, MODEL, PYTHON, Document, Key, OptionValue
+from clustersim.files.launch.files import HOSTS, MODEL, PYTHON, WRITTEN, Document, Key, OptionValue
 from clustersim.files.launch.table import FrameworkTable, load
 
 CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml")
@@ -28,6 +28,8 @@ def complete(
     known = {name for file in tables for name in file.files}
     named = [option for (_, key), option in options.items() if key in known and _is_file(key, option.value)]
     _told_by_name(read, options)
+    if table.name == "nemo":
+        _overridden(read)
     given = [Path(file.name).name for file in read if file.kind not in {"shell", HOSTS, MODEL}]
     free = [name for name in given if not any(Path(option.where).name == name for option in named)]
     missing = []
@@ -75,6 +77,21 @@ def _told_by_name(read: Sequence[Document], options: Mapping[Key, OptionValue]) 
                     f"{option.where}: {option.name} names no file: the script makes DeepSpeed's configuration itself; "
                     "give it as a .json file too"
                 )
+
+
+def _overridden(read: Sequence[Document]) -> None:
+    """Raise :class:`ScenarioError` for changes to a configuration that was not given: Hydra's of NeMo 1.x, beside the
+    script, or what a recipe of Megatron-Bridge makes. What they leave is as it has it, not as the framework's defaults.
+    """
+    if any(file.kind != "shell" for file in read if file.kind not in {HOSTS, MODEL}):
+        return
+    for file in read:
+        changed = next((value for (at, _), value in file.overrides.items() if at == "config"), None)
+        if changed is not None:
+            raise ScenarioError(
+                f"{changed.where}: {changed.name} changes a configuration that {file.program or 'the script'} reads or "
+                f"makes; give that too, as YAML ({WRITTEN}; conf/*.yaml of NeMo 1.x)"
+            )
 
 
 def trains(read: Sequence[Document], table: FrameworkTable, said: Mapping[Key, OptionValue]) -> str:

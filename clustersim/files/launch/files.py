@@ -46,6 +46,15 @@ UNREAD = {
     "litgpt": ("LitGPT", ("pretrain", "finetune", "finetune_full", "finetune_lora", "finetune_qlora")),
 }
 """Commands of frameworks that are not read, whose options have others' names and other defaults, and their words."""
+UNREAD_PROGRAMS = {"verl": "verl", "openrlhf": "OpenRLHF", "levanter": "Levanter", "MaxText": "MaxText"}
+"""Packages whose modules a command trains with, of frameworks that are not read."""
+UNREAD_KEYS = {
+    "verl": ("actor_rollout_ref.*",),
+    "LitGPT": ("train.lr_warmup_steps|train.micro_batch_size", "train.max_tokens|train.micro_batch_size"),
+    "Levanter": ("trainer.mp", "trainer.train_batch_size|model.hidden_dim", "trainer.per_device_parallelism"),
+    "MaxText": ("base_emb_dim", "ici_fsdp_parallelism", "per_device_batch_size|max_target_length"),
+}
+"""Keys that together tell the configuration of a framework that is not read, any one group of them."""
 FACTORY_1 = frozenset(("dist_config.name", "kernel_config.name", "peft_config.name", "model_class"))
 """Keys of version 1 of LLaMA-Factory alone."""
 SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt")
@@ -349,20 +358,29 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
     files = ", ".join(short(file.name) for file in read)
     problem = "are of " + " and ".join(sorted(owners)) if owners else "hold no option that tells whose they are"
     unset = [note.partition(": ")[2] for file in read for note in file.notes if UNSET in note]
-    named = [f"--config-name names {said.value}; give that file too" for said in _named_by_hydra(read) if not owners]
+    named = [f"{said.name} names {said.value}; give that file too" for said in _named(read) if not owners]
     problem = "; ".join([problem, *named, *unset])
     raise ScenarioError(f"{files}: {problem}; say --from {'|'.join(NAMES)}")
 
 
-def _named_by_hydra(read: Sequence[Document]) -> list[OptionValue]:
-    """What ``--config-name`` of Hydra says, of each command that has it."""
-    return [file.options[key] for file in read if (key := ("args", "config_name")) in file.options]
+def _named(read: Sequence[Document]) -> list[OptionValue]:
+    """Configurations that commands name and that were not given: by Hydra's ``--config-name``, or a file's name."""
+    given = {Path(file.name).name for file in read}
+    keys = ("config_name", "config", "config_file", "config_path", "train_config", "conf_file")
+    said = [file.options["args", key] for file in read for key in keys if ("args", key) in file.options]
+    return [
+        option
+        for option in said
+        if option.name == "--config-name"
+        or (re.search(r"\.(ya?ml|json|toml)$", str(option.value)) and Path(str(option.value)).name not in given)
+    ]
 
 
 def _whose(file: Document) -> str | None:
     names = [name for _, name in (*file.options, *file.overrides)]
-    if file.program.startswith("verl.") or any(name.startswith("actor_rollout_ref.") for name in names):
-        raise ScenarioError(f"{file.name}: is of verl, {NOT_READ}")
+    unread = _unread(file, names)
+    if unread is not None:
+        raise ScenarioError(f"{file.name}: is of {unread}, {NOT_READ}")
     if file.kind in {"yaml", "json"}:
         own = _of_recipe(file, names)
         if own is not None:
@@ -389,10 +407,20 @@ def _whose(file: Document) -> str | None:
     return "deepspeed" if launcher.startswith("deepspeed") else None
 
 
+def _unread(file: Document, names: Sequence[str]) -> str | None:
+    """The framework that is not read whose program a command runs, or whose keys a configuration has."""
+    package = re.split(r"[./]", file.program)[0]
+    if package in UNREAD_PROGRAMS:
+        return UNREAD_PROGRAMS[package]
+    for framework, groups in UNREAD_KEYS.items():
+        for group in groups:
+            if all(any(fnmatchcase(name, glob) for name in names) for glob in group.split("|")):
+                return framework
+    return None
+
+
 def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
-    """Of a configuration that holds a whole run. Raises :class:`ScenarioError` for a framework that is not read."""
-    if {"train.lr_warmup_steps", "train.micro_batch_size"} <= set(names):
-        raise ScenarioError(f"{file.name}: is of LitGPT, {NOT_READ}")
+    """Of a configuration that holds a whole run."""
     if FACTORY_1 & set(names):
         return "accelerate"
     strategy = file.options.get(("config", "trainer.strategy"))

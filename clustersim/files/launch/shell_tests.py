@@ -23,6 +23,8 @@ _COMPARED = {
     "<=": operator.le,
     ">=": operator.ge,
 }
+_ARGUMENT = re.compile(r"\$(?:\d|\{\d\})")
+"""An argument of the script that is not known: ``$1``."""
 
 
 def arithmetic(text: str, variables: Variables) -> bool | None:
@@ -68,7 +70,10 @@ def compared(words: list[str], variables: Variables, *, patterns: bool) -> bool 
         return None
     left = value(words[0], variables)
     right = value(words[2], variables)
-    if "" in (left, right) and words[1] in {"==", "=", "!="}:  # as -z is: "$1" == ""
+    if words[1] in {"==", "=", "!="}:  # a script that nobody gives arguments has none
+        left = _ARGUMENT.sub("", left)
+        right = _ARGUMENT.sub("", right)
+    if "" in (left, right) and words[1] in {"==", "=", "!="}:  # as -z is: "$HOST" == ""
         left = UNKNOWN.sub("", left)
         right = UNKNOWN.sub("", right)
     if UNKNOWN.search(left + right):
