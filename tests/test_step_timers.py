@@ -121,6 +121,18 @@ def test_deepspeeds_wall_clock(tmp_path: Path):
     assert read.rates == {"samples/s": 12.5}
 
 
+def test_deepspeeds_samples_a_second_alone_have_a_step_by_their_lines_times(tmp_path: Path):
+    line = (
+        "[2024-03-01 10:00:{at:02d},500] [INFO] [timer.py:260:stop] epoch=0/micro_step={n}/global_step={n}, "
+        "RunningAvgSamplesPerSec=58.2, CurrSamplesPerSec={rate}, MemAllocated=12.1GB, MaxMemAllocated=40.2GB\n"
+    )
+    text = "".join(line.format(at=at, n=n, rate=rate) for at, n, rate in ((0, 10, 57), (20, 20, 64), (28, 30, 64)))
+    read = told(tmp_path / "log", text)
+    assert (read.framework, read.steps) == ("DeepSpeed", 2)
+    assert read.step_time_s == pytest.approx(0.8)  # the first stretch is warm-up
+    assert read.rates == {"samples/s": 64}
+
+
 def test_deepspeeds_wall_clock_of_before_its_parts_were_shortened(tmp_path: Path):
     """Behind a progress bar, whose own rate says something else."""
     bar = "  3%|#    | {i}/345 [00:07<06:50,  1.23s/it][2023-06-21 07:39:09,625] [INFO] [Rank 0] "

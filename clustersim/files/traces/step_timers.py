@@ -5,7 +5,7 @@ Megatron-LM (``megatron/training/training.py``, ``timers.py``) logs a mean over 
 and the most over ranks, or one of them; torchtitan (``components/metrics.py``) logs tokens a second, and its lines'
 times tell a step's; nanotron (``logging/base.py``) logs numbers of three digits with a letter behind; NeMo 1 and 2 log
 a step's seconds in Lightning's progress line; DeepSpeed (``utils/timer.py``, ``profiling/flops_profiler``) logs
-milliseconds of each part.
+milliseconds of each part, or samples a second alone, whose lines' times tell a step's.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _SCALED = re.compile(rf"([a-z_]+):\s*({_NUMBER})([KMBT]?)(?=\s|\||$)")
 _NEMO = re.compile(rf"\btrain_step_timing in s\s*[=:]\s*({_NUMBER})")
 _GLOBAL_STEP = re.compile(rf"\bglobal_step\s*[=:]\s*({_NUMBER})")
 _RATE = re.compile(rf"\b(tflops|mfu|CurrSamplesPerSec|RunningAvgSamplesPerSec)\s*[:=]\s*({_NUMBER})")
+_PARTS = re.compile(r"\btime \(ms\) \| \w+[\w-]*: \d")
+_SAMPLES = re.compile(rf"\bglobal_step=(\d{{1,12}}), RunningAvgSamplesPerSec={_NUMBER}")
 _CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _LATENCY = re.compile(rf"^\s*(fwd|bwd|fwd\+bwd|step|iter) latency:\s*({_NUMBER})\s*(us|ms|s)\b")
 _PROFILED = re.compile(rf"^\s*(samples/second|[A-Za-z+ ]*FLOPS per GPU[^:]*):\s*({_NUMBER})\s*([KMGTP]?FLOPS)?", re.I)
@@ -77,8 +79,7 @@ class Collected:
 def sniff(head: Head) -> Likeness:
     """Whether a log has lines of one of these frameworks; NCCL's own lines in it are asked first."""
     shaped = any(
-        pattern.search(head.text)
-        for pattern in (_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NEMO, re.compile(r"\btime \(ms\) \| \w+[\w-]*: \d"))
+        pattern.search(head.text) for pattern in (_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NEMO, _SAMPLES, _PARTS)
     ) or any(pattern.search(line) for line in head.text.splitlines() for pattern in progress_bars.HEADS)
     return Likeness.AMONG if shaped or "DeepSpeed Flops Profiler" in head.text else likeness(named=False, shaped=False)
 
@@ -124,6 +125,8 @@ def _take(line: str, collected: Collected) -> None:
     elif "SamplesPerSec" in line:
         collected.framework = collected.framework or "DeepSpeed"
         _rates(line, collected)
+        if (match := _SAMPLES.search(line)) and (clock := _clock(line)) is not None:
+            collected.marks.append((int(match[1]), clock))
     elif match := _LATENCY.match(line):
         collected.framework = "DeepSpeed flops profiler"
         seconds = _number(match[2]) * _UNITS[match[3]]
