@@ -13,7 +13,7 @@ from clustersim.core.errors import ModelError
 from clustersim.model import model, options
 from clustersim.model.base import HEADS, NORM_PLACES, NORMS, POSITIONS, TransformerShape
 from clustersim.model.hf import shape_from_hf
-from clustersim.model.named_models import catalog, file
+from clustersim.model.named_models import catalog, config_of
 from clustersim.model.options import with_options
 from clustersim.model.transformer_model import build
 
@@ -29,10 +29,12 @@ def shapes() -> dict[str, TransformerShape]:
     """A small shape of every family of which a config is shipped."""
     by_family: dict[str, TransformerShape] = {}
     for name in catalog():
-        path = file(name)
-        if path is not None:
-            shape = shape_from_hf(path, seq_len=64)[0]
-            experts = msgspec.structs.replace(shape.experts, count=8) if shape.experts else None
+        config = config_of(name)
+        if config:
+            shape = shape_from_hf(config, seq_len=64)[0]
+            experts = (
+                msgspec.structs.replace(shape.experts, count=max(8, shape.experts.per_token)) if shape.experts else None
+            )
             by_family.setdefault(shape.family, replace(shape, layers=min(shape.layers, 6), experts=experts))
     return by_family
 

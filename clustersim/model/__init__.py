@@ -12,12 +12,13 @@ from clustersim.core.lookup import looked_up
 if TYPE_CHECKING:
     from clustersim.model.convnets import CONVNETS, convnet
     from clustersim.model.hf import from_hf
-    from clustersim.model.named_models import catalog, file, model, shape
+    from clustersim.model.named_models import catalog, config_of, file, model, shape
     from clustersim.model.transformer_model import transformer
 
 __all__ = [
     "CONVNETS",
     "catalog",
+    "config_of",
     "convnet",
     "file",
     "from_hf",
@@ -34,7 +35,7 @@ _look_up = looked_up(
     {
         "convnets": "CONVNETS convnet",
         "hf": "from_hf",
-        "named_models": "catalog file model shape",
+        "named_models": "catalog config_of file model shape",
         "transformer_model": "transformer",
     },
 )

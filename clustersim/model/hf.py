@@ -69,7 +69,7 @@ def shape_from_hf(
     config: Table | str | Path, *, seq_len: int | None = None, name: str = ""
 ) -> tuple[TransformerShape, tuple[str, ...]]:
     """The shape a config describes, and notes of what was assumed; raises as :func:`from_hf`."""
-    where, data = (name or "config", config) if isinstance(config, dict) else _read(Path(config))
+    where, data = (name or "config", config) if isinstance(config, dict) else config_file(Path(config))
     kind = data.get("model_type")
     if not isinstance(kind, str):
         hint = nearest("", by_type())
@@ -146,6 +146,7 @@ def _unknown(where: str, kind: str) -> str:
     return f"{where}: unknown model_type {kind!r}; {hint}"
 
 
-def _read(path: Path) -> tuple[str, Table]:
+def config_file(path: Path) -> tuple[str, Table]:
+    """Where a config.json is, by its path or its folder, and its fields."""
     file = path / "config.json" if is_folder(path) else path
     return str(file), json_table(text_of(file, ModelError), str(file), ModelError)

@@ -1,4 +1,4 @@
-"""Models by name: shipped config.json files, convolutional networks, or a path."""
+"""Models by name: shipped configs, convolutional networks, or a path."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from clustersim.core.errors import ModelError
 from clustersim.core.model import Model
-from clustersim.core.paths import data_path, shipped
 from clustersim.core.texts import Table, is_folder
 from clustersim.model.audio import jasper, waveglow
 from clustersim.model.base import TransformerShape
 from clustersim.model.convnets import CONVNETS, convnet
 from clustersim.model.fastpitch import fastpitch
-from clustersim.model.hf import from_hf, shape_from_hf
+from clustersim.model.hf import config_file, from_hf, shape_from_hf
 from clustersim.model.names import described, plain, same_family
 from clustersim.model.options import with_options
+from clustersim.model.published import config, configs, known_as, source
 from clustersim.model.recurrent import gnmt, tacotron2
 from clustersim.model.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.model.traced import read_traced
@@ -56,7 +56,7 @@ _DESCRIBED: Mapping[str, tuple[Callable[..., Model], set[str]]] = {
 
 def catalog() -> tuple[str, ...]:
     """Every name :func:`model` knows: the shipped configs, then the networks described in Python."""
-    return (*shipped("data/models", ".json"), *_DESCRIBED)
+    return (*configs(), *_DESCRIBED)
 
 
 def model(name_or_path: str | Path, **overrides: Any) -> Model:
@@ -94,7 +94,16 @@ def file(name_or_path: str | Path) -> Path | None:
     if _is_config(path):
         return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
-    return None if name in _DESCRIBED else _config(name)
+    return None if name in _DESCRIBED else source(name)
+
+
+def config_of(name_or_path: str | Path) -> Table:
+    """The fields of :func:`file`; none of a model that is described in Python. Raises as :func:`model`."""
+    path = Path(name_or_path)
+    if _is_config(path):
+        return config_file(path)[1]
+    name = _known(str(name_or_path))
+    return {} if name in _DESCRIBED else config(name)
 
 
 def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
@@ -102,15 +111,15 @@ def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
 
     ``options`` : as of :func:`model`.
     """
-    path = file(name_or_path)
-    if path is not None and is_model_file(path):
+    path = Path(name_or_path)
+    if is_model_file(path):
         return None
-    if path is not None:
+    name = "" if _is_config(path) else _known(str(name_or_path))
+    if name not in _DESCRIBED:
         known = {field.name for field in dataclasses.fields(TransformerShape)}
         said = {name: value for name, value in options.items() if name in known}
-        base = shape_from_hf(path)[0]
+        base = shape_from_hf(_config(name) if name else path, name=name)[0]
         return with_options(base, said)
-    name = _known(str(name_or_path))
     return vit_shape(name, **{key: options[key] for key in _SEEN if key in options}) if name in VITS else None
 
 
@@ -121,7 +130,7 @@ def _names() -> dict[str, str]:
 
 
 def _known(word: str) -> str:
-    name = _names().get(plain(word), "")
+    name = _names().get(plain(word)) or known_as(word) or ""
     if not name and (why := described(word)):
         raise ModelError(f"model {word!r} is {why}")
     if not name:
@@ -149,8 +158,10 @@ def _is_config(path: Path) -> bool:
     return (path / "config.json").exists() or plain(str(path)) not in map(plain, catalog())
 
 
-def _config(name: str) -> Path:
-    return data_path("data") / "models" / f"{name}.json"
+def _config(name: str) -> Path | Table:
+    """A shipped config: its file, or its row."""
+    path = source(name)
+    return path if path.suffix == ".json" else config(name)
 
 
 def _only(name: str, overrides: Table, known: set[str]) -> Table:

@@ -13,7 +13,6 @@ from clustersim import scenario
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.core.errors import ClusterSimError, ScenarioError
-from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
 from clustersim.files.launch import (
@@ -33,6 +32,7 @@ from clustersim.files.launch.options import ScenarioFields, apply, others, refus
 from clustersim.files.launch.pods import count_in
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.model import named_models as models
+from clustersim.model.published import configs, known_as
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Table as Tables
 from clustersim.scenario.file.splitting import MEGATRON, PLAYED, cause, with_micro_batches
@@ -116,7 +116,7 @@ def read(
     notes += _recomputed(fields)
     notes += _graphs(fields)
     notes += _scores(table, fields)
-    notes += _named(fields, table)
+    notes += _named(fields)
     unset = next((note for file in read for note in file.notes if UNSET in note), "")
     if unset and model is None and not {"shape.layers", "model.name"} & fields.keys():
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
@@ -264,12 +264,12 @@ def _graphs(fields: ScenarioFields) -> list[str]:
     return []
 
 
-def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
+def _named(fields: ScenarioFields) -> list[str]:
     """A model by the name that it has on the hub, or of the folder that it is in; returns a note."""
     name = fields.get("model.name")
-    if not isinstance(name, str) or name in shipped("data/models", ".json"):
+    if not isinstance(name, str) or name in configs():
         return []
-    shipped_name = trainer.shipped_name(name, table)
+    shipped_name = known_as(name)
     if shipped_name is None or shipped_name == name:
         return []
     fields["model.name"] = shipped_name

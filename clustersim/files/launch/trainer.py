@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.files.launch import factory, swift
 from clustersim.files.launch.files import Document, Key, OptionValue, document
@@ -18,8 +17,6 @@ ARGUMENTS = ("model_name_or_path", "per_device_train_batch_size", "base_model")
 """Keys of files that hold the arguments of a training script: of Trainer's, TRL's, LLaMA-Factory's and axolotl's."""
 SECTIONED = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length")
 """Arguments that are read where they are in no section of a file, but DeepSpeed's of accelerate."""
-FINETUNED = re.compile(r"(-instruct|-chat|-it|-base|-hf|-bnb-4bit|-deduped|-\d{4})+$")
-"""Endings of names whose models have the sizes of the name without them."""
 SHARDING = {
     "full_shard": "FULL_SHARD",
     "shard_grad_op": "SHARD_GRAD_OP",
@@ -389,13 +386,3 @@ def _sharded(one: Document) -> None:
 def _words(value: Any) -> list[str]:
     words = value if isinstance(value, list) else [value]
     return [part.lower() for word in words for part in str(word).split() if part.lower() not in {"false", "none", ""}]
-
-
-def shipped_name(name: str, table: FrameworkTable) -> str | None:
-    """The shipped model that a name on the hub, or the folder of one, is of; None where none is."""
-    last = Path(name.rstrip("/")).name.lower()
-    pairs = [pair for row in table.every() if row.field == "model.name" for pair in row.map or ()]
-    known = {str(pair[0]).rsplit("/", 1)[-1].lower(): str(pair[1]) for pair in pairs if len(pair) > 1}
-    known |= {name: name for name in shipped("data/models", ".json")}
-    known |= {re.sub(FINETUNED, "", key): value for key, value in known.items()}
-    return known.get(last) or known.get(re.sub(FINETUNED, "", last))

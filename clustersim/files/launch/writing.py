@@ -16,7 +16,6 @@ from clustersim.core import texts
 from clustersim.core.dims import ORDERS
 from clustersim.core.errors import ClusterSimError, ScenarioError, needs
 from clustersim.core.mesh import Mesh
-from clustersim.core.texts import json_table, text_of
 from clustersim.core.tomls import flat, nested, toml_text
 from clustersim.files.launch import batches, shapes
 from clustersim.files.launch.files import document
@@ -210,8 +209,7 @@ def _positions(made: Scenario, table: FrameworkTable, leaves: texts.Table) -> It
         return
     spec = made.file.model
     name = located(made, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
-    path = models.file(Path(name) if spec.hf_config else name)
-    config = {} if path is None else json_table(text_of(path, ScenarioError), str(path), ScenarioError)
+    config = models.config_of(Path(name) if spec.hf_config else name)
     known = config.get("max_position_embeddings")
     yield "max_position_embeddings", max(known if isinstance(known, int) else 0, int(leaves["model.seq_len"] or 0))
     turned = config.get("rope_parameters") or {}
