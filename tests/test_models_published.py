@@ -1,4 +1,4 @@
-"""Models that are rows of ``data/models.toml``: counted as transformers has them and as their pages say; their names."""
+"""Models that are rows of ``data/models.toml``: counted as transformers has them and as their pages say; and names."""
 
 from __future__ import annotations
 
@@ -138,5 +138,5 @@ def test_other_names_are_of_configs_that_are_there_and_of_one_each() -> None:
 
 def test_a_model_is_made_by_the_name_that_it_has_on_the_hub() -> None:
     assert models.model("Qwen/Qwen2.5-7B-Instruct", seq_len=64) == models.model("qwen2-7b", seq_len=64)
-    with pytest.raises(ModelError, match="unknown model 'Qwen/Qwen2.5-8B'"):
+    with pytest.raises(ModelError, match=r"unknown model .Qwen/Qwen2\.5-8B"):
         models.model("Qwen/Qwen2.5-8B")

@@ -110,6 +110,8 @@ LIBRARIES = (
         (8, USUAL_TARGETS, 0.0, False),
     ),
 )
+NAMED = re.compile(r"(-unsloth)?-bnb-4bit$")
+"""The ending of a model's name on the hub whose weights are saved in bitsandbytes' 4 bits, and loaded so."""
 IDLE = frozenset(
     (
         "lora_alpha",
@@ -150,6 +152,7 @@ def taken(options: Options, fields: ScenarioFields, used: set[Key]) -> list[str]
     notes = asked.targets()
     asked.rank()
     asked.rest()
+    notes += asked.named()
     if "bias" in read and str(read["bias"][1].value).lower() != "none":
         option = read["bias"][1]
         raise ScenarioError(f"{option.where}: bias {shown(option.value)}: biases that are trained are not played")
@@ -179,6 +182,12 @@ def _refuse_packed(read: Mapping[str, tuple[Key, OptionValue]]) -> None:
                 f"{option.where}: {option.name} without an adapter: weights in 4 bits are not trained; say use_peft, "
                 "adapter or finetuning_type too"
             )
+    model = read["model_name_or_path"][1] if "model_name_or_path" in read else None
+    if model is not None and NAMED.search(str(model.value)):
+        raise ScenarioError(
+            f"{model.where}: {model.name} {shown(model.value)} without an adapter: weights in 4 bits are not trained; "
+            "say use_peft, adapter or finetuning_type too"
+        )
     for name in ("lora_r", "lora_rank"):
         rank = read[name][1] if name in read else None
         if rank is not None and rank.name.startswith("--"):
@@ -275,6 +284,15 @@ class _Asked(msgspec.Struct):
                 raise ScenarioError(
                     f"{where.where}: {where.name} {shown(where.value)}: bitsandbytes' 4 bits are played"
                 )
+
+    def named(self) -> list[str]:
+        """Weights that are saved in 4 bits, whatever else is said; returns a note."""
+        option = self.read["model_name_or_path"][1] if "model_name_or_path" in self.read else None
+        if option is None or not NAMED.search(str(option.value)):
+            return []
+        self.fields.say("model.adapter.load_in_4bit", True, option)
+        self.fields["model.adapter.bnb_4bit_use_double_quant"] = True
+        return [f"{option.value} is in bitsandbytes' 4 bits, with scales in 8; all of its linears are taken to be"]
 
     def _missing(self, names: str, what: str) -> ScenarioError:
         option = self.read[self.words.option][1]

@@ -11,6 +11,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
+from clustersim.files.launch import seeing
 from clustersim.files.launch.files import FACTORY_1, Document, Key, OptionValue
 
 NAMES = {
@@ -162,6 +163,7 @@ def arranged(one: Document) -> None:
     templated = value("template") is not None and value("stage") is not None
     if not own and not templated:
         return
+    seeing.by_default(one)
     option = own[0] if own else "template"
     again = on("gradient_checkpointing") or not on("disable_gradient_checkpointing")
     added: dict[str, Any] = {"gradient_checkpointing": again}

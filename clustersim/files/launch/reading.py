@@ -20,6 +20,7 @@ from clustersim.files.launch import (
     batches,
     megatron_adapters,
     recipes,
+    seeing,
     shapes,
     titan_python,
     torchtitan,
@@ -107,7 +108,9 @@ def read(
     if config is not None and model is None:
         model = f"./{os.path.relpath(config, Path(path).parent)}"
     used = apply(table, options, fields, model)
+    notes += _named(fields, table)
     notes += _adapters(read, table, options, fields, used)
+    notes += seeing.taken(options, fields, used, model, Path(path).parent)
     complete(read, table, options, used, notes)
     left = others(table, options, used)
     for name, value in table.fixed.items():
@@ -116,7 +119,6 @@ def read(
     notes += _recomputed(fields)
     notes += _graphs(fields)
     notes += _scores(table, fields)
-    notes += _named(fields)
     unset = next((note for file in read for note in file.notes if UNSET in note), "")
     if unset and model is None and not {"shape.layers", "model.name"} & fields.keys():
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
@@ -264,12 +266,13 @@ def _graphs(fields: ScenarioFields) -> list[str]:
     return []
 
 
-def _named(fields: ScenarioFields) -> list[str]:
+def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
     """A model by the name that it has on the hub, or of the folder that it is in; returns a note."""
     name = fields.get("model.name")
     if not isinstance(name, str) or name in configs():
         return []
-    shipped_name = known_as(name)
+    packed = adapters.NAMED if table.name == "accelerate" else None  # which says of adapters that they are beside it
+    shipped_name = known_as(packed.sub("", name) if packed else name)
     if shipped_name is None or shipped_name == name:
         return []
     fields["model.name"] = shipped_name

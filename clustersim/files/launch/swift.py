@@ -13,12 +13,19 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
+from clustersim.files.launch import seeing
 from clustersim.files.launch.files import SWIFT, Document, OptionValue
 
 COMMANDS = ("swift sft", "swift pt")
 TUNERS = ("tuner_type", "train_type", "sft_type")
 """The option that says what is trained, the newest name first."""
-NAMES = {"model": "model_name_or_path", "model_id_or_path": "model_name_or_path", "attn_impl": "attn_implementation"}
+NAMES = {
+    "model": "model_name_or_path",
+    "model_id_or_path": "model_name_or_path",
+    "attn_impl": "attn_implementation",
+    "freeze_vit": seeing.TOWER,
+    "freeze_aligner": seeing.PROJECTOR,
+}
 KERNELS = {"flash_attn": "flash_attention_2", "flash_attention": "flash_attention_2"}
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
 """The Trainer's arithmetic for what weights are loaded in: of fp32 it is fp16 (``_init_torch_dtype``)."""
@@ -71,6 +78,7 @@ def arranged(command: Document) -> None:
     kernel = options.get(("args", "attn_implementation"))
     if kernel is not None and kernel.value in KERNELS:
         options["args", "attn_implementation"] = OptionValue(kernel.name, KERNELS[str(kernel.value)], kernel.where)
+    seeing.by_default(command)
     added = _tuned(command)
     added |= _typed(command)
     for name, value in {"gradient_checkpointing": True, "per_device_train_batch_size": 1}.items():

@@ -1,0 +1,104 @@
+"""Models of launch files: by their names, weights that are saved in 4 bits, and those that read images."""
+
+import pytest
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files import launch as exchange
+from clustersim.files.launch.files import document
+
+SFT = "accelerate launch --num_processes 8 sft.py --per_device_train_batch_size 1 --max_length 512 --bf16"
+FACTORY = """
+stage: sft
+do_train: true
+template: x
+per_device_train_batch_size: 1
+cutoff_len: 512
+bf16: true
+"""
+SEEING = {
+    "Qwen/Qwen2.5-VL-7B-Instruct": ("model.visual.", "model.visual.merger."),
+    "google/gemma-3-4b-it": ("model.vision_tower.", "model.multi_modal_projector."),
+    "llava-hf/llava-1.5-7b-hf": ("model.vision_tower.", "model.multi_modal_projector."),
+}
+"""Models that read images, and how the names of their towers and projectors begin."""
+
+
+def read(text, name="run.sh"):
+    return exchange.read([document(text, name)], {"topology": "hgx-h100", "nodes": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2-7b"),
+        ("/models/deepseek-coder-6.7b-base/", "deepseek-coder-6.7b"),
+        ("01-ai/Yi-34B-Chat", "yi-34b"),
+    ],
+)
+def test_a_model_of_other_words_is_said(name, model):
+    made = read(f"{SFT} --model_name_or_path {name}")
+    assert made.tables["model"]["name"] == model
+    assert any(f"has the sizes of {model}" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("name", ["me/Qwen2.5-7B-mine", "Qwen/Qwen3-8B-FP8", "Qwen/Qwen2.5-Omni-7B"])
+def test_a_model_of_a_neighbours_name_is_none(name):
+    with pytest.raises(ScenarioError, match="no shipped model is of this name"):
+        read(f"{SFT} --model_name_or_path {name}")
+
+
+def test_weights_that_are_saved_in_4_bits_are_so_beside_adapters_and_train_nothing_alone():
+    name = "unsloth/Qwen2.5-7B-Instruct-bnb-4bit"
+    with pytest.raises(ScenarioError, match=f"{name}' without an adapter: weights in 4 bits are not trained"):
+        read(f"{SFT} --model_name_or_path {name}")
+    adapters = f"{SFT} --use_peft --lora_r 8 --lora_target_modules q_proj"
+    by_name = read(f"{adapters} --model_name_or_path {name}")
+    said = read(f"{adapters} --model_name_or_path Qwen/Qwen2.5-7B --load_in_4bit --use_bnb_nested_quant")
+    assert by_name.tables["model"] == said.tables["model"]
+    assert any("bitsandbytes' 4 bits" in note for note in by_name.notes)
+
+
+def trained(text, name="run.sh"):
+    """Names of parameters that are trained, whole or beside by an adapter."""
+    from clustersim.scenario.run.parts import model_of
+
+    model = model_of(read(text, name).scenario)
+    return {tensor.name for layer in model.layers for tensor in layer.tensors if not tensor.frozen}
+
+
+@pytest.mark.parametrize("model", SEEING)
+def test_llama_factory_trains_the_decoder_alone_unless_it_is_told_otherwise(model):
+    tower, projector = SEEING[model]
+    text = f"{FACTORY}model_name_or_path: {model}\n"
+    whole = trained(
+        f"{text}finetuning_type: full\nfreeze_vision_tower: false\nfreeze_multi_modal_projector: false\n", "a.yaml"
+    )
+    usual = trained(f"{text}finetuning_type: full\n", "a.yaml")
+    seen = trained(f"{text}finetuning_type: full\nfreeze_vision_tower: false\n", "a.yaml")
+    assert usual == {name for name in whole if not name.startswith((tower, projector))}
+    assert seen == {name for name in whole if not name.startswith(projector)}
+    for targets in ("all", "q_proj,v_proj"):
+        beside = trained(f"{text}finetuning_type: lora\nlora_rank: 8\nlora_target: {targets}\n", "a.yaml")
+        assert beside
+        assert not {name for name in beside if name.startswith((tower, projector))}
+        assert all("lora" in name for name in beside)
+
+
+def test_ms_swift_leaves_the_tower_and_trl_trains_it():
+    model = "Qwen/Qwen2.5-VL-3B-Instruct"
+    swift = f"NPROC_PER_NODE=8 swift sft --model {model} --train_type full --torch_dtype bfloat16 --max_length 512"
+    assert not any("visual" in name for name in trained(swift))
+    assert any("visual.blocks" in name for name in trained(f"{swift} --freeze_vit false"))
+    assert any("visual.blocks" in name for name in trained(f"{SFT} --model_name_or_path {model}"))
+
+
+def test_images_that_no_file_describes_are_said():
+    notes = read(f"{SFT} --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct").notes
+    assert any("no file says what images are read: 1 image of 448 x 448 pixels" in note for note in notes)
+    assert not any("image" in note for note in read(f"{SFT} --model_name_or_path Qwen/Qwen2.5-3B").notes)
+
+
+def test_a_decoder_that_is_not_trained_is_refused():
+    text = f"{FACTORY}model_name_or_path: Qwen/Qwen2-VL-2B\nfinetuning_type: full\nfreeze_language_model: true\n"
+    with pytest.raises(ScenarioError, match=r"a.yaml.*freeze_language_model True trains an image encoder"):
+        read(text, "a.yaml")
