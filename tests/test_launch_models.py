@@ -102,3 +102,18 @@ def test_a_decoder_that_is_not_trained_is_refused():
     text = f"{FACTORY}model_name_or_path: Qwen/Qwen2-VL-2B\nfinetuning_type: full\nfreeze_language_model: true\n"
     with pytest.raises(ScenarioError, match=r"a.yaml.*freeze_language_model True trains an image encoder"):
         read(text, "a.yaml")
+
+
+CHAT = "deepspeed main.py --model_name_or_path 01-ai/Yi-6B --per_device_train_batch_size 8 --max_seq_len 512 --deepspeed"
+
+
+def test_deepspeed_chat_offloads_parameters_at_stage_3_alone_and_its_adapters_are_refused():
+    second = exchange.canonical(read(f"{CHAT} --zero_stage 2 --offload").scenario)
+    third = exchange.canonical(read(f"{CHAT} --zero_stage 3 --offload").scenario)
+    key = "strategy.zero_optimization.offload_{}.device"
+    assert [made.get(key.format("optimizer")) for made in (second, third)] == ["cpu", "cpu"]
+    assert third[key.format("param")] == "cpu"
+    assert second.get(key.format("param"), "none") != "cpu"
+    with pytest.raises(ScenarioError, match="lora_dim '128' asks for adapters in a script's own words"):
+        read(f"{CHAT} --zero_stage 2 --lora_dim 128")
+    assert read(f"{CHAT} --zero_stage 2 --lora_dim 0").scenario

@@ -188,7 +188,7 @@ def _of_deepspeed_chat(one: Document) -> None:
     one.options["config", "distributed_type"] = OptionValue(stage.name, "DEEPSPEED", stage.where)
     one.options["config", "deepspeed_config.zero_stage"] = stage
     device = "cpu" if one.options.pop(("args", "offload"), None) else "none"
-    for name in ("param", "optimizer"):
+    for name in ("param", "optimizer") if str(stage.value) == "3" else ("optimizer",):  # which stage 3 alone reads
         key = "config", f"deepspeed_config.offload_{name}_device"
         one.options[key] = OptionValue("--offload", device, stage.where)
     said = one.options.pop(("args", "dtype"), OptionValue("--dtype", "fp16", stage.where))
