@@ -104,7 +104,9 @@ def test_a_decoder_that_is_not_trained_is_refused():
         read(text, "a.yaml")
 
 
-CHAT = "deepspeed main.py --model_name_or_path 01-ai/Yi-6B --per_device_train_batch_size 8 --max_seq_len 512 --deepspeed"
+CHAT = (
+    "deepspeed main.py --model_name_or_path 01-ai/Yi-6B --per_device_train_batch_size 8 --max_seq_len 512 --deepspeed"
+)
 
 
 def test_deepspeed_chat_offloads_parameters_at_stage_3_alone_and_its_adapters_are_refused():
