@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -18,10 +20,14 @@ import clustersim
 from clustersim.app import plots
 from clustersim.app.cli import cli
 from clustersim.app.report.plan import front_figure, plan_page
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.bounds import lower_bound
 from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import data_path, shipped
+from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, seconds
 from clustersim.core.ranges import of_step
+from clustersim.scenario.run.held import held
 from clustersim.studies import plan as planner
 from clustersim.studies.plan.answer import assumptions
 from clustersim.studies.plan.candidates import (
@@ -33,7 +39,7 @@ from clustersim.studies.plan.candidates import (
     expanded,
     scenario_of,
 )
-from clustersim.studies.plan.limits import step_bound, too_much
+from clustersim.studies.plan.limits import SLACK, step_bound, too_much
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.searching import _OptionCount
 from clustersim.studies.plan.spec import from_table
@@ -115,6 +121,26 @@ def test_no_run_beats_the_bounds_it_is_pruned_by(small, every):
         assert bound.compute_s <= one.result.compute_s
 
 
+def test_a_bound_adds_up_every_op_of_the_last_step(small):
+    """Alike ops are asked once and counted: one by one, they add up to the same."""
+    read, _, before = small
+    for option in before.options:
+        made = scenario_of(read, "plan.toml", option.candidate).prepare()
+        (role,) = made.program.roles
+        last = max(op.step for op in role.ops)
+        ops = [op for op in role.ops if op.step == last]
+        busy = sum(seconds(role, op) for op in ops if isinstance(op, Compute) and op.stream == COMPUTE_STREAM)
+        streams = defaultdict(float)
+        for op in ops:
+            if isinstance(op, Collective):
+                group = Group(made.topology, made.mesh.gpus[op.groups[0]], made.scenario.file.run.launch)
+                streams[op.stream] += lower_bound(Request(op.kind, op.nbytes, root=op.root), group)
+        bound = step_bound(made)
+        assert bound.compute_s == pytest.approx(SLACK * np.min(busy), rel=1e-12)
+        longest = max(np.min(busy), *streams.values())
+        assert bound.step_s == pytest.approx(SLACK * longest, rel=1e-12)
+
+
 def test_an_interrupted_plan_goes_on_where_it_was(small, monkeypatch):
     read, folder, before = small
     monkeypatch.setattr("clustersim.studies.plan.rounds.compute", lambda *_: pytest.fail("simulated again"))
@@ -135,8 +161,8 @@ def test_memory_rules_out_what_does_not_fit_and_says_what_fills_it():
     )
     (one, *_) = candidates(read, {(0, 1): 4})
     made = scenario_of(read, "plan.toml", one)
-    assert "needs" in too_much(made, 0.05)
-    assert too_much(made, 0.0).startswith("needs")
+    assert "needs" in too_much(held(made), 0.05)
+    assert too_much(held(made), 0.0).startswith("needs")
 
 
 @pytest.mark.parametrize(

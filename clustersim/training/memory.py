@@ -204,12 +204,15 @@ def _activations(model: Model, run: Training, types: int, gradient: int) -> Acti
 
 
 def _each(model: Model, run: Training, types: int, gradient: int) -> list[LayerBytes]:
-    """Of each layer, without checkpointing."""
-    known: dict[int, LayerBytes] = {}
+    """Of each layer, without checkpointing; those that differ in name alone are looked at once."""
+    known: dict[object, LayerBytes] = {}
+    each = []
     for layer in model.layers:
-        if id(layer) not in known:
-            known[id(layer)] = layer_bytes(layer, run, types, gradient)
-    return [known[id(layer)] for layer in model.layers]
+        alike = layer.kind, id(layer.kernels), layer.activation_bytes, layer.boundary_bytes
+        if alike not in known:
+            known[alike] = layer_bytes(layer, run, types, gradient)
+        each.append(known[alike])
+    return each
 
 
 def _saved(model: Model, run: Training, types: int, each: list[LayerBytes]) -> tuple[Floats, Floats]:

@@ -144,7 +144,12 @@ def _affordable(scenario: Scenario, layers: int) -> None:
 
 def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`; ``speed``: on GPUs that are so much faster."""
-    parts = held(scenario, speed)
+    return prepare_held(held(scenario, speed), speed)
+
+
+def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS) -> Prepared:
+    """The same of a scenario whose memory is known: ``parts`` are of :func:`clustersim.scenario.run.held.held`, with
+    this ``speed``."""
     scenario = parts.scenario
     topology = parts.topology
     mesh = parts.mesh

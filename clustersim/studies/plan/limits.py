@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
+from clustersim.core.arrays import Floats, Ints
 from clustersim.core.economics import GpuRates
 from clustersim.core.memory_parts import part_label
-from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
+from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Role, Serve, seconds
 from clustersim.core.units import format_bytes
-from clustersim.scenario import Scenario
-from clustersim.scenario.run.held import held
+from clustersim.scenario.run.held import ScenarioParts
 from clustersim.scenario.run.running import Prepared
 
 SLACK = 0.97
@@ -38,10 +39,9 @@ class Bound:
     held: tuple[float, ...] = ()
 
 
-def too_much(scenario: Scenario, margin: float) -> str:
+def too_much(held_parts: ScenarioParts, margin: float) -> str:
     """Why it does not fit with ``margin`` of its GPUs' memory left free, without building its Program; empty where it
-    does. Raises :class:`ClusterSimError`."""
-    held_parts = held(scenario)
+    does."""
     verdict = held_parts.use.fits(held_parts.card)
     total = verdict.use.total / verdict.share if verdict.share else 0.0
     missing = verdict.use.total - (1.0 - margin) * total
@@ -61,20 +61,48 @@ def step_bound(prepared: Prepared) -> Bound:
     for role in prepared.program.roles:
         if not any(isinstance(op, Compute) and op.phase == "forward" for op in role.ops):
             continue  # a server
-        busy = np.zeros(len(role.ranks))
-        streams = defaultdict[str, float](float)
-        for op in role.ops:
-            if op.step != last:
-                continue
-            if isinstance(op, Compute) and not isinstance(op, Serve) and op.stream == COMPUTE_STREAM:
-                busy += seconds(role, op)
-            elif isinstance(op, Collective) and op.groups.shape[1] > 1:
-                group = Group(prepared.topology, prepared.mesh.gpus[op.groups[0]], prepared.scenario.file.run.launch)
-                streams[op.stream] += lower_bound(Request(op.kind, op.nbytes, dtype=op.dtype, root=op.root), group)
-        compute = min(compute, float(busy.min()))
+        ops = [op for op in role.ops if op.step == last]
+        streams = _least_by_stream(prepared, ops)
+        compute = min(compute, float(_busy(role, ops).min()))
         communication = max(communication, *streams.values(), 0.0)
     compute = SLACK * compute if np.isfinite(compute) else 0.0
     return Bound(compute, max(compute, SLACK * communication))
+
+
+def _busy(role: Role, ops: Sequence[Op]) -> Floats:
+    """(ranks,) seconds of kernels of the compute stream; those at the ranks' pace are added up before it is asked."""
+    paced = 0.0
+    busy = np.zeros(len(role.ranks))
+    for op in ops:
+        if isinstance(op, Compute) and not isinstance(op, Serve) and op.stream == COMPUTE_STREAM:
+            if op.paced and isinstance(op.duration, float):
+                paced += op.duration
+            else:
+                busy += seconds(role, op)
+    pace = 1.0 if role.pace is None or not ops else role.pace[ops[0].step]
+    total: Floats = busy + paced * pace
+    return total
+
+
+def _least_by_stream(prepared: Prepared, ops: Sequence[Op]) -> dict[str, float]:
+    """Seconds of each stream's collectives at least, one after another; those that ask for the same are asked once."""
+    alike = Counter[tuple[str, str, float, int, int]]()
+    groups_of: dict[int, Ints] = {}
+    for op in ops:
+        if isinstance(op, Collective):
+            groups_of[id(op.groups)] = op.groups
+            alike[op.stream, op.kind, op.nbytes, op.root, id(op.groups)] += 1
+    launch = prepared.scenario.file.run.launch
+    group_of = {
+        key: Group(prepared.topology, prepared.mesh.gpus[groups[0]], launch)
+        for key, groups in groups_of.items()
+        if groups.shape[1] > 1
+    }
+    streams = defaultdict[str, float](float)
+    for (stream, kind, nbytes, root, key), count in alike.items():
+        if key in group_of:
+            streams[stream] += count * lower_bound(Request(kind, nbytes, root=root), group_of[key])
+    return streams
 
 
 def least_joules(rates: GpuRates, bound: Bound) -> float:

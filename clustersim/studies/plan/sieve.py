@@ -19,7 +19,9 @@ from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import output_folder, together
 from clustersim.scenario.run.identity import Fingerprints, identity
+from clustersim.scenario.run.held import held
 from clustersim.scenario.run.parts import model_of, shape_of
+from clustersim.scenario.run.running import prepare_held
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.form import BESIDE_STAGES, FormFamily, RefusedOption
 from clustersim.studies.plan.known import KnownMachines
@@ -84,9 +86,9 @@ class OptionSieve(KnownMachines):
     def _whole(self, option: PlanCandidate) -> Bound | RefusedOption:
         """Of an option with a whole model on every rank, from its Program."""
         try:
-            option_scenario = scenario_of(self.plan, self.path, option)
-            reason = too_much(option_scenario, self.plan.limits.memory_margin)
-            return RefusedOption("memory", reason) if reason else step_bound(option_scenario.prepare())
+            parts = held(scenario_of(self.plan, self.path, option))
+            reason = too_much(parts, self.plan.limits.memory_margin)
+            return RefusedOption("memory", reason) if reason else step_bound(prepare_held(parts))
         except ClusterSimError as error:
             return RefusedOption("error", str(error))
 
