@@ -18,8 +18,8 @@ import numpy as np
 from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import output_folder, together
-from clustersim.scenario.run.identity import Fingerprints, identity
 from clustersim.scenario.run.held import held
+from clustersim.scenario.run.identity import Fingerprints, identity
 from clustersim.scenario.run.parts import model_of, shape_of
 from clustersim.scenario.run.running import prepare_held
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
