@@ -39,7 +39,7 @@ from clustersim.studies.plan.candidates import (
     expanded,
     scenario_of,
 )
-from clustersim.studies.plan.limits import SLACK, step_bound, too_much
+from clustersim.studies.plan.limits import SLACK, held_bound, step_bound, too_much
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.searching import _OptionCount
 from clustersim.studies.plan.spec import from_table
@@ -139,6 +139,33 @@ def test_a_bound_adds_up_every_op_of_the_last_step(small):
         assert bound.compute_s == pytest.approx(SLACK * np.min(busy), rel=1e-12)
         longest = max(np.min(busy), *streams.values())
         assert bound.step_s == pytest.approx(SLACK * longest, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "ddp"},
+        {"kind": "ddp", "gradient_accumulation_steps": 3},
+        {"kind": "fsdp", "param_dtype": "bf16"},
+        {"kind": "fsdp", "gradient_accumulation_steps": 2, "data_parallel_replicate_degree": 2},
+        *({"kind": "zero", "zero_optimization": {"stage": stage}} for stage in (1, 2, 3)),
+        {"kind": "zero", "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3}},
+        {"kind": "zero", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+        {"kind": "parameter_server"},
+    ],
+    ids=str,
+)
+def test_two_steps_say_the_bound_of_as_many_as_are_played(strategy, monkeypatch):
+    made = clustersim.scenario.load(
+        "ddp_gpt2_xl_2x8_a100", {"strategy": strategy, "model.name": "gpt2", "run.steps": 5, "run.jitter": 0.03}
+    )
+    looked = []
+    monkeypatch.setattr("clustersim.studies.plan.limits.step_bound", lambda one: looked.append(one) or step_bound(one))
+    found, whole = held_bound(held(made)), step_bound(made.prepare())
+    assert found.compute_s == pytest.approx(whole.compute_s, rel=1e-12)
+    assert found.step_s == pytest.approx(whole.step_s, rel=1e-12)
+    steps = 1 + max(op.step for op in looked[0].program.roles[0].ops)
+    assert steps == (5 if strategy["kind"] == "parameter_server" else 2)
 
 
 def test_an_interrupted_plan_goes_on_where_it_was(small, monkeypatch):

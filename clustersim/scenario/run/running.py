@@ -147,9 +147,9 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     return prepare_held(held(scenario, speed), speed)
 
 
-def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS) -> Prepared:
+def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | None = None) -> Prepared:
     """The same of a scenario whose memory is known: ``parts`` are of :func:`clustersim.scenario.run.held.held`, with
-    this ``speed``."""
+    this ``speed``. ``steps`` : that the Program of a whole model has, where it is looked at and not played."""
     scenario = parts.scenario
     topology = parts.topology
     mesh = parts.mesh
@@ -161,7 +161,7 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS) -> Prepared:
     file = scenario.file
     peak = mean_peak(kinds, file.model.dtype)
     _affordable(scenario, len(model.layers) if split is None else 1)
-    programs = [_program(parts, kind) for kind in kinds]
+    programs = [_program(parts, kind, steps or scenario.steps) for kind in kinds]
     program = programs[0] if len(kinds) == 1 else joined(programs, kinds, peak)
     with scenario.at("$.cluster.slow"):
         program = slowed(program, file.cluster.slow, mesh.workers)
@@ -184,7 +184,7 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS) -> Prepared:
     return Prepared(**vars(parts), device=gpu, cost=cost, program=program, notes=tuple(notes), peak_flops=peak)
 
 
-def _program(parts: ScenarioParts, kind: DeviceKind) -> Program:
+def _program(parts: ScenarioParts, kind: DeviceKind, steps: int) -> Program:
     """What should happen, if every rank had this kind of GPU."""
     scenario = parts.scenario
     file = parts.scenario.file
@@ -198,7 +198,6 @@ def _program(parts: ScenarioParts, kind: DeviceKind) -> Program:
         return program
     with scenario.at("$.strategy"):
         build = scenario.strategy.build
-        steps = scenario.steps
         program = build(parts.model, cost, parts.mesh, scenario.config, steps, file.run.seed)
         program.check()
     return program

@@ -16,11 +16,15 @@ from clustersim.core.memory_parts import part_label
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Role, Serve, seconds
 from clustersim.core.units import format_bytes
 from clustersim.scenario.run.held import ScenarioParts
-from clustersim.scenario.run.running import Prepared
+from clustersim.scenario.run.running import Prepared, prepare_held
 
 SLACK = 0.97
 """A step is measured where its slowest rank ends; another rank may be ahead by its skew, so that a little less than all
 of its work falls into the window."""
+
+
+STEADY = 2
+"""Steps until one has the kernels and collectives of the one before, of a strategy with a period of one."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,28 @@ def step_bound(prepared: Prepared) -> Bound:
         communication = max(communication, *streams.values(), 0.0)
     compute = SLACK * compute if np.isfinite(compute) else 0.0
     return Bound(compute, max(compute, SLACK * communication))
+
+
+def held_bound(parts: ScenarioParts) -> Bound:
+    """:func:`step_bound` of a scenario whose model is whole, from the fewest steps that say it."""
+    scenario = parts.scenario
+    if scenario.steps > STEADY and _alike_in_every_step(parts):
+        prepared = prepare_held(parts, steps=STEADY)
+        role = prepared.program.roles[0]
+        by_rank = any(isinstance(op, Compute) and isinstance(op.duration, np.ndarray) for op in role.ops)
+        if len(prepared.program.roles) == 1 and not by_rank:
+            return step_bound(prepared)
+    return step_bound(prepare_held(parts))
+
+
+def _alike_in_every_step(parts: ScenarioParts) -> bool:
+    """Whether a step, from the second on, is the one before with its ranks' paces dealt anew, which leaves the fastest
+    rank's time as it is."""
+    file = parts.scenario.file
+    changed = file.cluster.slow or file.cluster.changes or file.run.pins or file.incident
+    kinds = {parts.topology.node_types[i].device for i in parts.topology.vertex_node[parts.mesh.gpus].tolist()}
+    period = parts.scenario.strategy.period_of(parts.scenario.config)
+    return period == 1 and len(kinds) == 1 and file.run.variation is None and not changed
 
 
 def _busy(role: Role, ops: Sequence[Op]) -> Floats:

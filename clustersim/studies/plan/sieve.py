@@ -21,11 +21,10 @@ from clustersim.core.outputs import output_folder, together
 from clustersim.scenario.run.held import held
 from clustersim.scenario.run.identity import Fingerprints, identity
 from clustersim.scenario.run.parts import model_of, shape_of
-from clustersim.scenario.run.running import prepare_held
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.form import BESIDE_STAGES, FormFamily, RefusedOption
 from clustersim.studies.plan.known import KnownMachines
-from clustersim.studies.plan.limits import Bound, step_bound, too_much
+from clustersim.studies.plan.limits import Bound, held_bound, too_much
 
 SIEVED = "sieve.msgpack"
 """What the sieve says, beside the rows of what was simulated."""
@@ -88,7 +87,7 @@ class OptionSieve(KnownMachines):
         try:
             parts = held(scenario_of(self.plan, self.path, option))
             reason = too_much(parts, self.plan.limits.memory_margin)
-            return RefusedOption("memory", reason) if reason else step_bound(prepare_held(parts))
+            return RefusedOption("memory", reason) if reason else held_bound(parts)
         except ClusterSimError as error:
             return RefusedOption("error", str(error))
 
