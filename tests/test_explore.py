@@ -8,7 +8,7 @@ import shlex
 import tomllib
 
 import pytest
-from browser import HOSTILE, Page, needs_browser
+from browser import HOSTILE, OFF_SCREEN, Page, needs_browser
 from conftest import ROOT
 
 from clustersim import scenario
@@ -175,7 +175,7 @@ def test_a_run_beside_itself_has_no_difference_and_beside_another_says_which_is_
     assert all(f'id="falls-{name}-' in same.html for name in ("before", "now"))  # from peak to MFU
     slow = player(PlayRequest(("cluster.slow=[{ranks = [0], speed = 0.5}]",), ()))
     assert re.search(r'step time</td>.*class="n worse">\+\d', slow.html)
-    assert slow.html.count('class="gantt"') == 2
+    assert slow.html.count('class="gantt"') == 4  # each for a desk and for a phone
     double = player(PlayRequest(("strategy.micro_batch_size=128",), ()))
     assert re.search(r'step time</td>.*class="n ">\+\d', double.html)  # a longer step of more samples is not worse
 
@@ -351,6 +351,7 @@ def test_in_a_browser_a_changed_field_changes_the_verdict_and_undo_brings_it_bac
         assert "rank 3 is slow" in slow
         assert page.run("document.querySelector('.verdict.quiet').textContent") == first
         assert page.run("document.documentElement.scrollWidth") == 390
+        assert page.run(OFF_SCREEN.format(root="document")) == 0
         set_field(page, "cluster.slow", "[{ranks = [3]}]")
         wrong = page.until("[...document.querySelectorAll('.wrong:not([hidden])')].map(e => e.textContent).join('|')")
         assert "missing required field" in wrong or "missing field" in wrong

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from browser import HOSTILE, Page, needs_browser, opened, width_on_a_phone
+from browser import HOSTILE, Page, needs_browser, off_screen_on_a_phone, opened, width_on_a_phone
 from player import play, toy_cost, toy_model
 
 import clustersim
@@ -172,6 +172,21 @@ def test_a_phone_scrolls_figures_and_never_the_page(page, tmp_path):
     assert width_on_a_phone(page, tmp_path) <= 390
 
 
+@needs_browser
+def test_nothing_of_a_pipeline_s_page_is_off_screen_on_a_phone(tmp_path):
+    result = clustersim.load("1f1b_gpt2_xl_1x8_a100", {"run.steps": 2, "parallel.microbatches": 8}).run()
+    write_report(SavedRun(result.timeline, result.prepared.topology, result.facts()), tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert text.count('<svg class="gantt"') == 4
+    assert off_screen_on_a_phone(text, tmp_path) == 0
+
+
+def test_coordinates_of_paths_are_short_and_words_of_a_picture_are_not(page):
+    """Hatches in millionths of a point were most of a page; a label cut in the same way was a wrong figure."""
+    assert not re.search(r' d="[^"]*\.\d{3}', page)
+    assert re.search(r"<text[^>]*>[^<]*\d\.\d{3} (?:ms|s|GiB)", page)
+
+
 def test_a_legend_has_the_colours_that_are_drawn_and_no_others(page):
     entries = re.findall(r'<li><span class="chip (\w+)"', page)
     drawn = set(re.findall(r'<rect class="(\w+)(?: e)?" ', page))
@@ -181,7 +196,7 @@ def test_a_legend_has_the_colours_that_are_drawn_and_no_others(page):
 
 def test_a_phone_sees_the_whole_of_where_the_time_went(page):
     """Bars whose right half is off the screen hide the waits, which are what they are drawn for."""
-    assert page.count('<div class="desk">') == page.count('<div class="phone">') == 2
+    assert page.count('<div class="desk">') == page.count('<div class="phone">') == page.count('role="img"') / 2
     small = page.partition("@media screen and (max-width: 600px)")[2]
     assert ".desk { display: none; } .phone { display: block; } .scroll .phone svg { min-width: 0; }" in small
     with narrow():

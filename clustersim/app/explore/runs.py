@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 from clustersim import scenario
 from clustersim.app import plots
 from clustersim.app.explore import fence
-from clustersim.app.report.hover import gantt_svg, legend
-from clustersim.app.report.pages import PageChart, markup, rendered, trusted
+from clustersim.app.report.hover import gantt_pair, legend
+from clustersim.app.report.pages import PageChart, both, rendered
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import shown_in
@@ -163,21 +164,22 @@ def _folded(prepared: Prepared) -> ExploredRun:
 
 def _answer(now: ExploredRun, before: ExploredRun | None) -> str:
     """The fragment of the page: what is played now, its figures and pictures, beside what was played ``before``."""
-    both = {"before": before, "now": now} if before is not None else {"now": now}
-    timelines = {name: explored.timeline for name, explored in both.items() if explored.timeline is not None}
-    rooms = {explored.prepared.device.memory_bytes for explored in both.values()}
-    memory = {name: explored.values["memory"]["by"] for name, explored in both.items()}
+    pair = {"before": before, "now": now} if before is not None else {"now": now}
+    timelines = {name: explored.timeline for name, explored in pair.items() if explored.timeline is not None}
+    rooms = {explored.prepared.device.memory_bytes for explored in pair.values()}
+    memory = {name: explored.values["memory"]["by"] for name, explored in pair.items()}
+    room = rooms.pop() if len(rooms) == 1 else None
     gantts = list(_gantts(timelines))
     return rendered(
         "explore_answer.html.j2",
         now=now,
         before=before,
         figures=list(_figures(now, before)),
-        states=markup(plots.breakdowns(timelines), "states") if timelines else None,
-        falls=list(_falls(both)),
+        states=both(lambda: plots.breakdowns(timelines), "states") if timelines else [],
+        falls=list(_falls(pair)),
         gantts=gantts,
         legend=legend([chart.svg for chart in gantts]),
-        memory=markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
+        memory=both(lambda: plots.footprints(memory, room), "memory"),
         message="" if now.values["fits"] else now.values["memory"]["message"],
         ran=list(head_lines(now.prepared)),
         trust=str(trust(now.prepared)),
@@ -213,13 +215,14 @@ def _difference(unit: str, old: float, new: float) -> tuple[str, int]:
     return text, int(np.sign(change)) if abs(change) >= 5e-4 else 0
 
 
-def _falls(both: dict[str, ExploredRun]) -> Iterator[PageChart]:
+def _falls(pair: dict[str, ExploredRun]) -> Iterator[PageChart]:
     """From peak to the MFU, of each whose FLOPs are known."""
-    for name, explored in both.items():
+    for name, explored in pair.items():
         if explored.timeline is not None and explored.values.get("mfu"):
             run = SavedRun(explored.timeline, facts=RunFacts.of(explored.values))
-            figure = plots.picture("waterfall", run, plots.View(title=""))
-            yield PageChart(f"{name}: {explored.values['mfu']:.1%}", markup(figure, f"falls-{name}"))
+            draw = partial(plots.picture, "waterfall", run, plots.View(title=""))
+            for svg in both(draw, f"falls-{name}"):
+                yield PageChart(f"{name}: {explored.values['mfu']:.1%}", svg)
 
 
 def _gantts(timelines: dict[str, Timeline]) -> Iterator[PageChart]:
@@ -228,5 +231,5 @@ def _gantts(timelines: dict[str, Timeline]) -> Iterator[PageChart]:
     longest = max((end - begin for begin, end in steps.values()), default=0.0)
     for name, (begin, end) in steps.items():
         heading = f"{name}: {format_time(end - begin)}"
-        svg = gantt_svg(timelines[name], begin, begin + longest, f"Gantt chart, {heading}", origin=begin)
-        yield PageChart(heading, trusted(svg))
+        label = f"Gantt chart, {heading}"
+        yield PageChart(heading, gantt_pair(timelines[name], begin, begin + longest, label, origin=begin))

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, inches_wide, new_figure, only_one, plain_axes, titled
+from clustersim.app.plots.drawing import (
+    Axes,
+    Figure,
+    columns_of,
+    drawn_on,
+    inches_wide,
+    is_narrow,
+    new_figure,
+    only_one,
+    plain_axes,
+    titled,
+)
 from clustersim.app.plots.style import INK, QUIET, byte_unit, dimensions
 from clustersim.core.arrays import Columns
 from clustersim.core.errors import ProgramError
@@ -54,7 +65,8 @@ def traffic(table: Columns, title: str | None = None) -> Figure:
         values = [float(v) for v in table[column]]
         _bar(axes, label, dict(zip(names, values, strict=True)))
     handles, labels = rows[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=7, frameon=False, fontsize=8.5, handlelength=1.4)
+    look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns_of(figure, 7), **look)
     caption = "; ".join(
         f"{label}: " + ", ".join(f"{n} {format_bytes(float(v))}" for n, v in zip(names, table[column], strict=True))
         for label, column in bars.items()
@@ -66,10 +78,11 @@ def _bar(axes: Axes, label: str, parts: Mapping[str, float]) -> None:
     total = sum(parts.values())
     scale, unit = byte_unit(total or 1.0)
     left = 0.0
+    least = 0.3 if is_narrow(axes.get_figure(root=True)) else 0.08  # type: ignore[arg-type]
     for name, nbytes in parts.items():
         width = nbytes / scale
         axes.barh(0, width, left=left, height=0.7, color=dimensions[name], ec="white", lw=0.8, label=name)
-        if total and nbytes > 0.08 * total:
+        if total and nbytes > least * total:
             text = f"{name} {nbytes / total:.0%}"
             ink = "white" if name in {"EP", "step end"} else INK
             axes.text(left + width / 2, 0, text, ha="center", va="center_baseline", fontsize=8.5, color=ink)

@@ -45,6 +45,11 @@ def is_narrow(figure: Figure) -> bool:
     return bool(figure.get_size_inches()[0] <= PHONE)
 
 
+def columns_of(figure: Figure, most: int) -> int:
+    """How many entries of a legend are beside each other."""
+    return 2 if is_narrow(figure) else most
+
+
 def new_figure(height: float, width: float | None = None) -> Figure:
     """An empty figure that needs no display, laid out by its contents. Sizes in inches.
 
@@ -156,7 +161,7 @@ def legend_below(
     options = {"handles": handles, "frameon": False, "fontsize": 8.5} | options
     if ax is None:
         if is_narrow(figure):
-            options["ncols"] = min(len(handles), 2)
+            options["ncols"] = min(len(handles), columns_of(figure, 2))
         figure.legend(**options | {"loc": f"outside {side}"})
         return
     options["ncols"] = min(len(handles), MOST_COLUMNS)

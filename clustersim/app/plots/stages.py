@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, new_figure, plain_axes, titled
+from clustersim.app.plots.drawing import (
+    Axes,
+    Figure,
+    columns_of,
+    drawn_on,
+    is_narrow,
+    legend_below,
+    new_figure,
+    plain_axes,
+    titled,
+)
 from clustersim.app.plots.pipeline import usual_step
 from clustersim.app.plots.style import (
     FAINT,
@@ -160,7 +170,8 @@ def stage_memory(
         )
     rows[-1].set_xlim(0, (end - begin) * unit_of_time[0])
     room = f", of {format_bytes(capacity)} that a GPU has" if capacity else ""
-    rows[-1].set_xlabel(f"time of a step [{unit_of_time[1]}]; at the right each stage's peak{room}", fontsize=9)
+    between = ";\n" if is_narrow(figure) else "; "
+    rows[-1].set_xlabel(f"time of a step [{unit_of_time[1]}]{between}at the right each stage's peak{room}", fontsize=9)
     _legend(figure, list(rows), f"{format_bytes(limit)} of the GPU" if limit else "")
     peaks = ", ".join(f"stage {s} {format_bytes(float(total.max()))}" for s, total in enumerate(totals))
     return titled(figure, title, f"Memory of a GPU of each stage over a step; peaks: {peaks}.")
@@ -174,7 +185,8 @@ def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
     if limit:
         handles.append(rows[0].lines[-1])
         labels.append(limit)
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, handlelength=1.4)
+    look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns_of(figure, 6), **look)
 
 
 def _shown(peaks: Sequence[float]) -> list[int]:

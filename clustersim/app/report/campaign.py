@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clustersim.app.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
-from clustersim.app.report.pages import Page, PageSection, PageTable, drawn, kept
+from clustersim.app.report.pages import Page, PageSection, PageTable, each_twice, kept
 from clustersim.core.errors import several
 from clustersim.core.units import format_bytes, format_long
 from clustersim.studies.campaign import GOODPUTS, CampaignAnswer, Job, Percentiles
@@ -39,7 +40,7 @@ def pictures(answer: CampaignAnswer) -> dict[str, Figure]:
 
 def campaign_page(answer: CampaignAnswer) -> Page:
     """The page of a campaign, as of :func:`clustersim.studies.campaign.answer`."""
-    return campaign_words(answer, {name: drawn(figure, name) for name, figure in pictures(answer).items()})
+    return campaign_words(answer, each_twice(partial(pictures, answer)))
 
 
 def campaign_words(answer: CampaignAnswer, drawings: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Page:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from clustersim.app import plots
 from clustersim.app.plots.shares import STATE_STYLE
 from clustersim.app.plots.style import palette
-from clustersim.app.report.hover import gantt_svg, legend
-from clustersim.app.report.pages import PageChart, PagePart, both, markup, rendered, trusted
+from clustersim.app.report.hover import gantt_pair, legend
+from clustersim.app.report.pages import PageChart, PagePart, both, rendered
 from clustersim.core.arrays import Columns, Ints
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import shown_in
@@ -33,6 +34,8 @@ from clustersim.studies.what_if.otherwise import otherwise
 from clustersim.studies.what_if.turned import short
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from clustersim.scenario.run.running import Prepared
 
 PATH_ROWS = 12
@@ -128,7 +131,12 @@ def _split(run: SavedRun) -> list[PageChart]:
     if run.facts.mesh is None:
         return []
     chosen = SPLIT if has_pipeline(run.timeline) else ("traffic", "mesh")
-    return [PageChart(SPLIT[kind], markup(plots.picture(kind, run, plots.View(title="")), kind)) for kind in chosen]
+    return [PageChart(SPLIT[kind], svg) for kind in chosen for svg in both(partial(_picture, kind, run), kind)]
+
+
+def _picture(kind: str, run: SavedRun) -> Figure:
+    """A picture under the page's own heading."""
+    return plots.picture(kind, run, plots.View(title=""))
 
 
 def _drawn(timeline: Timeline) -> str:
@@ -144,9 +152,7 @@ def _gantts(run: SavedRun) -> list[PageChart]:
     windows = [("The last step", begin, end)]
     if begin > 0.01 * end:
         windows.append(("The whole run", 0.0, timeline.makespan))
-    return [
-        PageChart(name, trusted(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))) for name, a, b in windows
-    ]
+    return [PageChart(name, gantt_pair(timeline, a, b, f"Gantt chart: {name.lower()}")) for name, a, b in windows]
 
 
 def _stalls(lost: Columns) -> list[tuple[str, ...]]:
@@ -169,9 +175,9 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> PagePart | None:
     svgs = []
     if run.topology is not None:
         loads = np.asarray(spots["all_utilisation"], dtype=np.float64)
-        svgs.append(markup(plots.loaded_topology(run.topology, loads), "machine"))
+        svgs += both(partial(plots.loaded_topology, run.topology, loads), "machine")
     if rows:
-        svgs.append(markup(plots.link_heat(use, window, n_links=16), "heat"))
+        svgs += both(lambda: plots.link_heat(use, window, n_links=16), "heat")
     return PagePart(rows, svgs)
 
 
@@ -204,10 +210,9 @@ def _memory(run: SavedRun) -> PagePart | None:
     if not memory.by:
         return None
     parts = {name: nbytes for name, nbytes in memory.by.items() if nbytes}
-    figure = plots.picture("memory", run, plots.View(title=""))
     rows = [(part_label(name), format_bytes(n)) for name, n in parts.items()]
     rows.append(("total", format_bytes(sum(parts.values()))))
-    return PagePart(rows, [markup(figure, "memory")], [memory.message] if memory.message else [])
+    return PagePart(rows, both(partial(_picture, "memory", run), "memory"), [memory.message] if memory.message else [])
 
 
 def _run(run: SavedRun) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -12,17 +13,32 @@ from clustersim.app.plots.bars import LABELS
 from clustersim.app.plots.intervals import Intervals, packed
 from clustersim.app.plots.style import FAINT, INK, QUIET, palette, time_unit
 from clustersim.app.plots.tracks import Spans, on_stream, phases_of, representatives, row_intervals, stream_rows, who
+from clustersim.app.report.pages import paired
 from clustersim.core.arrays import Ints
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.core.units import format_bytes, format_time
 
-WIDTH = 1000.0
-LABEL = 165.0
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
 ROW = 22.0
 BAR = 18.0
 GAP = 10.0
-"""Units of the drawing: its width, the column of names, a row, a bar, and between ranks."""
+LINE = 14.0
+"""Units of the drawing: a row, a bar, between ranks, and a line of text."""
+
+
+class GanttFrame(msgspec.Struct, frozen=True):
+    """How wide a drawing is, and its column of names; without a column names stand above their rows."""
+
+    width: float
+    column: float
+
+
+DESK = GanttFrame(1000.0, 165.0)
+PHONE = GanttFrame(380.0, 0.0)
+"""Frames in which letters are as large as others of a page."""
 LEAST = 0.0012
 """Share of the window below which bars are drawn together with their neighbours."""
 
@@ -48,17 +64,28 @@ class _Bar(msgspec.Struct, frozen=True):
 
 
 class _GanttChart(msgspec.Struct, frozen=True):
-    """The spans that touch a window [s]."""
+    """The spans that touch a window [s], drawn in a frame."""
 
     timeline: Timeline
     spans: Spans
     begin: float
     end: float
+    frame: GanttFrame
+
+    @property
+    def left(self) -> float:
+        """Where the window begins."""
+        return max(self.frame.column, 4.0)
+
+    @property
+    def right(self) -> float:
+        """Where it ends."""
+        return self.frame.width - 4.0
 
     def x(self, time: float) -> float:
         """Where a moment [s] is; one outside the window is at its edge."""
         share = (min(max(time, self.begin), self.end) - self.begin) / (self.end - self.begin)
-        return LABEL + (WIDTH - LABEL - 4) * share
+        return self.left + (self.right - self.left) * share
 
     def drawn(self, bar: _Bar) -> str:
         """A bar as SVG; nothing where it would be too narrow to be seen."""
@@ -71,7 +98,9 @@ class _GanttChart(msgspec.Struct, frozen=True):
         return f"<rect {shape}><title>{escape(bar.told)}</title></rect>" if bar.told else f"<rect {shape}/>"
 
 
-def gantt_svg(timeline: Timeline, begin: float, end: float, label: str, *, origin: float = 0.0) -> str:
+def gantt_svg(
+    timeline: Timeline, begin: float, end: float, label: str, *, origin: float = 0.0, frame: GanttFrame = DESK
+) -> str:
     """Rows for the representative ranks over a window [s]; ``label`` says in words what it shows.
 
     ``origin`` : the moment [s] that the axis calls 0.
@@ -79,18 +108,26 @@ def gantt_svg(timeline: Timeline, begin: float, end: float, label: str, *, origi
     ranks = representatives(timeline)
     spans = timeline.spans(list(ranks))
     touch = (spans["end"] > begin) & (spans["ready"] < end)
-    chart = _GanttChart(timeline, {name: column[touch] for name, column in spans.items()}, begin, end)
+    chart = _GanttChart(timeline, {name: column[touch] for name, column in spans.items()}, begin, end, frame)
     rows = list(_rows(chart, ranks))
     height = (rows[-1].y if rows else 0.0) + ROW + 30
-    names = "".join(_text(LABEL - 8, row.y + BAR * 0.72, row.label, "end", INK) for row in rows)
+    names = "".join(_name(chart, row) for row in rows)
     bars = "".join(chart.drawn(bar) for row in rows for bar in _bars(chart, row))
     scale, unit = time_unit(end - begin)
     window = f'data-begin="{(begin - origin) * scale:.9g}" data-end="{(end - origin) * scale:.9g}" data-unit="{unit}"'
     return (
-        f'<svg class="gantt" viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(label)}" tabindex="0" '
-        f'{window} data-left="{LABEL:g}" data-right="{WIDTH - 4:g}" xmlns="http://www.w3.org/2000/svg">'
-        f'<g class="axis">{_axis(chart, height, origin)}</g>{names}<g class="bars">{bars}</g></svg>'
+        f'<svg class="gantt" viewBox="0 0 {frame.width:g} {height:g}" role="img" aria-label="{escape(label)}" '
+        f'tabindex="0" {window} data-left="{chart.left:g}" data-right="{chart.right:g}" '
+        f'xmlns="http://www.w3.org/2000/svg"><g class="axis">{_axis(chart, height, origin)}</g>{names}'
+        f'<g class="bars">{bars}</g></svg>'
     )
+
+
+def gantt_pair(timeline: Timeline, begin: float, end: float, label: str, *, origin: float = 0.0) -> Markup:
+    """:func:`gantt_svg` for a desk and for a phone, of which a page shows the one that its window has room for."""
+    frames = {"desk": DESK, "phone": PHONE}
+    svgs = {place: gantt_svg(timeline, begin, end, label, origin=origin, frame=each) for place, each in frames.items()}
+    return paired(svgs)
 
 
 def legend(charts: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -106,11 +143,20 @@ def legend(charts: Sequence[str]) -> list[tuple[str, str, str]]:
 
 def _rows(chart: _GanttChart, ranks: dict[int, str]) -> Iterator[_HoverRow]:
     y = 4.0
+    above = 0.0 if chart.frame.column else LINE
     for rank, streams in stream_rows(chart.timeline, chart.spans, ranks).items():
         for k, (stream, label) in enumerate(streams):
+            y += above
             yield _HoverRow(rank, stream, label if k else f"{who(rank, ranks)} {label}", y)
             y += ROW
         y += GAP if streams else 0.0
+
+
+def _name(chart: _GanttChart, row: _HoverRow) -> str:
+    """What a row is of: beside it, or above it where the frame has no column of names."""
+    if chart.frame.column:
+        return _text(chart.frame.column - 8, row.y + BAR * 0.72, row.label, "end", INK, chart.frame.column - 12)
+    return _text(chart.left, row.y - 3, row.label, "start", INK, chart.frame.width - 8)
 
 
 def _bars(chart: _GanttChart, row: _HoverRow) -> Iterator[_Bar]:
@@ -198,11 +244,11 @@ def _facts(op: OpInfo) -> Iterator[str]:
     yield f"step {op.step + 1}"
 
 
-def _text(x: float, y: float, label: str, anchor: str, colour: str) -> str:
-    # A label longer than its column is set narrower; 5.9 units is an average letter's width.
+def _text(x: float, y: float, label: str, anchor: str, colour: str, room: float = np.inf) -> str:
+    # A label longer than its room is set narrower; 5.9 units is an average letter's width.
     squeezed = ""
-    if anchor == "end" and 5.9 * len(label) > LABEL - 12:
-        squeezed = f'textLength="{LABEL - 12:g}" lengthAdjust="spacingAndGlyphs" '
+    if 5.9 * len(label) > room:
+        squeezed = f'textLength="{room:g}" lengthAdjust="spacingAndGlyphs" '
     return f'<text x="{x:.1f}" y="{y:.1f}" {squeezed}text-anchor="{anchor}" fill="{colour}">{escape(label)}</text>'
 
 
@@ -210,12 +256,14 @@ def _axis(chart: _GanttChart, height: float, origin: float) -> str:
     """Ticks at round times, with thin lines down the rows."""
     scale, unit = time_unit(chart.end - chart.begin)
     span = (chart.end - chart.begin) * scale
-    step = next(m * 10.0**p for p in range(-3, 9) for m in (1, 2, 5) if span / (m * 10.0**p) <= 8)
+    most = 8 if chart.frame.column else 5
+    step = next(m * 10.0**p for p in range(-3, 9) for m in (1, 2, 5) if span / (m * 10.0**p) <= most)
     parts = []
     low, high = ((moment - origin) * scale for moment in (chart.begin, chart.end))
     for k in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1):
         x = chart.x(origin + k * step / scale)
         last = (k + 1) * step > high
         parts.append(f'<path d="M{x:.1f} 0V{height - 22:.1f}" stroke="{FAINT}"/>')
-        parts.append(_text(x, height - 8, f"{k * step:g}" + (f" {unit}" if last else ""), "middle", QUIET))
+        anchor = "start" if x < 12 else "end" if x > chart.frame.width - 20 else "middle"
+        parts.append(_text(x, height - 8, f"{k * step:g}" + (f" {unit}" if last else ""), anchor, QUIET))
     return "".join(parts)

@@ -139,20 +139,24 @@ def speed_and_cost(
 
 
 def both(draw: Callable[[], Figure | None], name: str) -> list[Markup]:
-    """A picture for a desk, and the same for a phone, of which a page shows the one that its window has room for;
-    nothing for nothing."""
+    """A picture for a desk, and the same for a phone; nothing for nothing."""
+    return each_twice(lambda: {name: figure} if (figure := draw()) else {}).get(name, [])
+
+
+def each_twice(draw: Callable[[], Mapping[str, Figure]]) -> dict[str, list[Markup]]:
+    """Pictures by name, each for a desk and for a phone."""
     wide = draw()
-    if wide is None:
-        return []
     with narrow():
         slim = draw()
-    pictures = {"desk": markup(wide, name), "phone": markup(slim, f"{name}-phone") if slim else ""}
-    return [trusted("".join(f'<div class="{where}">{svg}</div>' for where, svg in pictures.items()))]
+    return {
+        name: [paired({"desk": markup(wide[name], name), "phone": markup(slim[name], f"{name}-phone")})]
+        for name in wide
+    }
 
 
-def drawn(figure: Figure | None, name: str) -> list[Markup]:
-    """A figure as markup; nothing for nothing."""
-    return [markup(figure, name)] if figure else []
+def paired(pictures: Mapping[str, str]) -> Markup:
+    """Pictures by place, ``desk`` and ``phone``, of which a page shows the one that its window has room for."""
+    return trusted("".join(f'<div class="{place}">{svg}</div>' for place, svg in pictures.items()))
 
 
 class PageChart(msgspec.Struct, frozen=True):
@@ -181,6 +185,7 @@ def markup(figure: Figure, name: str) -> Markup:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(?<=\.\d\d)\d+", "", path[0]), text)  # hundredths of a point
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()  # type: ignore[union-attr]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from clustersim.app import plots
-from clustersim.app.report.pages import Page, PageSection, PageTable, drawn, kept
+from clustersim.app.report.pages import Page, PageSection, PageTable, each_twice, kept
 from clustersim.core.errors import several
 from clustersim.core.units import format_change, format_time
 from clustersim.studies.sensitivity import ScalingPoint, Study
@@ -27,7 +28,7 @@ def pictures(study: Study) -> dict[str, Figure]:
 
 def sensitivity_page(study: Study) -> Page:
     """The page of a study, as of :func:`clustersim.studies.sensitivity.study`."""
-    svgs = {name: drawn(figure, name) for name, figure in pictures(study).items()}
+    svgs = each_twice(partial(pictures, study))
     figures = [("step time", format_time(study.step_s)), ("nodes", f"{study.nodes:,}")]
     sections = [
         PageSection(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from clustersim.app.report.pages import (
     PageSection,
     PageTable,
     both,
-    drawn,
     front_grid,
     kept,
     speed_and_cost,
@@ -65,7 +65,7 @@ def _cases(decision: Decision) -> PageTable | None:
 def _curves(folder: Path, swept: SweptRows) -> list[Any]:
     about = sweeps.about(folder)
     try:
-        return drawn(plots.sweep_curves(sweeps.read(folder), about.axes), "curves")
+        return both(partial(plots.sweep_curves, sweeps.read(folder), about.axes), "curves")
     except ClusterSimError:  # too many curves to tell apart
         return []
 
