@@ -44,8 +44,8 @@ from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.searching import _OptionCount
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.untried import untried
-from clustersim.studies.plan.verdict import fit_of, verdict
-from clustersim.studies.plan.why import alternatives, where_it_goes, why_lost, why_on_front, why_tempting
+from clustersim.studies.plan.verdict import verdict
+from clustersim.studies.plan.why import alternatives, fit_of, where_it_goes, why_lost, why_on_front, why_tempting
 from clustersim.studies.sweep.row import FullestMemory, HotLink, SweepFigures
 
 PLAN = {
@@ -426,7 +426,33 @@ def test_the_verdict_says_where_memory_may_run_out():
     memory = FullestMemory(80 * 2**30, 50 * 2**30, (45 * 2**30, 60 * 2**30))
     result = msgspec.structs.replace(roomy.result, peak_memory_bytes=45 * 2**30, memory=memory)
     roomy = msgspec.structs.replace(roomy, result=result)
-    assert "leave room, the fastest is" in verdict(plan(), judged(tight, roomy))
+    found = judged(tight, roomy)
+    first, *more = verdict(plan(), found).split(". ")
+    assert found.front[0].candidate.number == 1  # what is launched, and run as option 1
+    assert first.startswith("Take 8 GPUs (hgx-a100) with fsdp (90 tokens/s +-3%): the fastest with room in memory")
+    assert any("looks 11.1% faster, but may run out of memory (likelihood 38%)" in sentence for sentence in more)
+    assert why_on_front(found.front[0], found).startswith("the fastest with room in memory")
+    assert why_on_front(found.front[1], found).endswith("fits (likelihood of running out 38%)")
+    alone = verdict(plan(), judged(tight)).split(". ")[0]
+    assert "which may run out of memory (likelihood 38%)" in alone  # on the first line, where nothing is safer
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [(97.0, "3.1% faster than the next best of another kind"), (70.0, "42.9% faster"), (104.0, "looks 4.0% faster")],
+)
+def test_the_verdict_says_by_how_much_it_wins_and_whether_that_can_be_told(rate, words):
+    """An option that was run roughly alone is a rival too: its rate is printed beside the winner's."""
+    zero = msgspec.structs.replace(option(1, "zero", rate), state="rough")
+    found = judged(option(0, "fsdp", 100.0), zero)
+    said = verdict(plan(), found)
+    fsdp, zero = found.options
+    slow, fast = sorted((fsdp, zero), key=lambda each: each.rate)
+    overlap = fast.rate / (1 + fast.error) <= slow.rate * (1 + slow.error)
+    assert words in said
+    assert ("their ranges overlap: measure both" in said) == overlap
+    assert ("their ranges do not overlap" in said) == (not overlap)
+    assert ", run roughly" in said
 
 
 row = st.tuples(st.sampled_from(["fsdp", "zero"]), st.integers(50, 150), st.sampled_from([8, 16]))

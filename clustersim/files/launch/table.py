@@ -101,6 +101,8 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds : strategies it can launch. parallel : whether ``[parallel]`` is always there, or only where it has an effect.
     fixed : fields that its runs have whatever the file says. program : what its script's command begins with.
     rows : see :class:`LaunchOption`. also : rows of other tables by name (globs), as arguments of its script.
+    explicit : options (globs) that are written where they are its defaults too: of a release that is not fixed, what
+        time and memory depend on is said.
     marks : keys (globs) that tell its files from others'. leaf : keys are known by the last part of their path.
     unplayed : options (globs) that change time or memory and are not played, with what is played instead.
     ignored : options (globs) that change neither, as far as a step of a healthy run goes.
@@ -123,6 +125,7 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fixed: texts.Table = {}
     program: str = ""
     also: dict[str, tuple[str, ...]] = {}
+    explicit: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     leaf: bool = False
     dashes: bool = True
@@ -141,6 +144,10 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tables = [self, *(load(name) for name in self.also)]
         known = (said for one in tables for glob, said in one.programs.items() if fnmatchcase(program, glob))
         return next(known, None)
+
+    def says_default(self, option: str) -> bool:
+        """Whether an option is written where it has its default."""
+        return any(fnmatchcase(option, glob) for glob in self.explicit)
 
     def every(self) -> tuple[LaunchOption, ...]:
         """Its rows, each with its place, and those it takes from others; its own have the say."""

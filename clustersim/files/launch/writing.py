@@ -187,13 +187,14 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
 
 
 def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, texts.Table]:
-    """What is said in arguments of the script and in the file, without the framework's defaults."""
+    """What is said in arguments of the script and in the file; of the framework's defaults those that its table has."""
     options: dict[str, texts.Table] = {"args": {}, "config": {}}
     for row in table.every():
         if not row.write or not holds(row.when, leaves):
             continue
         for option, value in _of_row(row, leaves):
-            if value is None or value == row.default or option in options[row.at]:
+            usual = value == row.default and not table.says_default(option)
+            if value is None or usual or option in options[row.at]:
                 continue
             if "+" in option:
                 options[row.at].update(zip(option.split("+"), str(value).split(" ", 1), strict=True))

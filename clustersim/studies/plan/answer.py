@@ -21,8 +21,16 @@ from clustersim.studies.plan.places import best_of_places
 from clustersim.studies.plan.robust import robustness
 from clustersim.studies.plan.rows import ChosenRow, Degrees, FateRow, PlaceRow, PlanAnswer, ReasonedRow
 from clustersim.studies.plan.spec import EXACT, PlanFile
-from clustersim.studies.plan.verdict import fit_of, left_over, too_close, verdict
-from clustersim.studies.plan.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
+from clustersim.studies.plan.verdict import left_over, too_close, verdict
+from clustersim.studies.plan.why import (
+    alternatives,
+    fit_of,
+    rule_told,
+    what_limits,
+    why_lost,
+    why_on_front,
+    why_tempting,
+)
 
 Pair = tuple[int, int]
 STATES = {

@@ -10,6 +10,7 @@ from functools import cached_property
 import msgspec
 
 from clustersim.core.economics import GpuRates, RunningCosts
+from clustersim.core.memory_use import UNLIKELY, likelihood
 from clustersim.core.topology import Topology
 from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.limits import Bound
@@ -29,7 +30,8 @@ class PlanOption(msgspec.Struct, frozen=True):
         :func:`clustersim.core.economics.costs`. objectives : as predicted, smaller is better: speed, cost (infinite
         where no price is known), GPUs, energy.
     days, usd : to train on the plan's tokens, None without them.
-    on_front : no other option beats it in everything, each taken at the worse end of its error.
+    on_front : no other option beats it in everything, each taken at the worse end of its error; room in memory is one
+        of the things.
     tempting : not on the front, but no other option would beat it in everything if predictions held.
     bound : what it can at best be, None where that was not looked at. by : whose name ``reason`` ends with: a number.
     kind : which published steps it is like (:func:`clustersim.scenario.result.trust.step_kind`). error : relative, half
@@ -66,6 +68,19 @@ class PlanOption(msgspec.Struct, frozen=True):
     def robust(self) -> tuple[float, ...]:
         """Its objectives at the worse end of its error."""
         return at_worst(self.objectives, self.error)
+
+    @property
+    def runs_out(self) -> float:
+        """How likely it takes more memory than there is; 0 for what was not run whole or folded."""
+        if self.result is None or not self.result.memory.device_bytes:
+            return 0.0
+        memory = self.result.memory
+        return likelihood(memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is unlikely to run out of memory."""
+        return self.runs_out < UNLIKELY
 
     @property
     def counts(self) -> bool:
@@ -127,14 +142,18 @@ class SearchResult:
 
     @cached_property
     def front(self) -> list[PlanOption]:
-        """Options worth having, fastest first."""
-        return sorted((option for option in self.options if option.on_front), key=lambda option: option.robust)
+        """Options worth having, those with room in memory first, of them the fastest."""
+        worth = (option for option in self.options if option.on_front)
+        return sorted(worth, key=lambda option: (not option.has_room, option.robust))
 
     def judged(self) -> SearchResult:
         """The same with the front marked, and what is tempting."""
         counted = [option for option in self.options if option.counts]
-        best = {counted[i].candidate.number for i in front([option.robust for option in counted])}
-        tempting = {counted[i].candidate.number for i in front([option.objectives for option in counted])} - best
+        tight = [float(not option.has_room) for option in counted]
+        robust = [(*option.robust, more) for option, more in zip(counted, tight, strict=True)]
+        predicted = [(*option.objectives, more) for option, more in zip(counted, tight, strict=True)]
+        best = {counted[i].candidate.number for i in front(robust)}
+        tempting = {counted[i].candidate.number for i in front(predicted)} - best
         marked = list(self.options)
         for number in {*best, *tempting}:
             marks = {"on_front": number in best, "tempting": number in tempting}

@@ -33,9 +33,10 @@ def best_of_places(plan: PlanFile, found: SearchResult) -> Iterator[tuple[Site, 
             yield site, None, f"{most}; {first.candidate.label(found.common)}: {found.reason(first)}"
 
 
-def _merit(option: PlanOption) -> tuple[bool, bool, float]:
-    """Options that keep the limits before others, run whole before roughly, then by speed."""
-    return option.counts, option.state == "simulated", option.rate
+def _merit(option: PlanOption) -> tuple[bool, bool, bool, float]:
+    """Options that keep the limits before others, run whole before roughly, with room in memory before those that may
+    run out, then by speed."""
+    return option.counts, option.state == "simulated", option.has_room, option.rate
 
 
 def _why(best: PlanOption, options: list[PlanOption], found: SearchResult) -> str:

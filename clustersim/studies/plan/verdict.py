@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from clustersim.core.errors import few
-from clustersim.core.memory_use import UNLIKELY, likelihood, verdict_of, worded
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
+from clustersim.studies.plan.why import fit_of
 
 MOST_NAMED = 3
 """Alternatives that are named; of more, their number is told."""
@@ -26,59 +26,72 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
         )
         return f"Nothing works: of {len(searched.options):,} options {fates}."
     unit = "token" if searched.tokens else "sample"
-    fastest = searched.front[0]
-    sentence = f"Take {_place(fastest, plan, searched)}{_spend(fastest, unit)}{_cheapest(plan, searched, unit)}."
-    shared = ", ".join(knob for knob in fastest.candidate.knobs if knob in searched.common)
+    chosen = searched.front[0]
+    place = _place(chosen, plan, searched)
+    sentence = f"Take {place}{_spend(chosen, unit)}{_risk(chosen)}{_cheapest(plan, searched, unit)}."
+    shared = ", ".join(knob for knob in chosen.candidate.knobs if knob in searched.common)
     common = f" Where nothing else is said: {shared}." if shared else ""
     left_out = f" Not tried, and usual: {'; '.join(searched.untried)}." if searched.untried else ""
-    return sentence + _tempting(plan, searched) + _tight(plan, searched) + common + left_out
+    parts = (_lead(plan, searched, unit), _tempting(plan, searched), _tight(searched))
+    return sentence + "".join(parts) + common + left_out
 
 
-def _tight(plan: PlanFile, searched: SearchResult) -> str:
-    """That it fits by what it needs, and not surely with what allocator and libraries take besides; and what does."""
-    fastest = searched.front[0]
-    if fastest.result is None or not _runs_out(fastest):
+def _risk(option: PlanOption) -> str:
+    """That it may run out of memory, and how likely; empty where it has room."""
+    return "" if option.has_room else f", which may run out of memory (likelihood {option.runs_out:.0%})"
+
+
+def _tight(searched: SearchResult) -> str:
+    """That it fits by what it needs, and not surely with what allocator and libraries take besides."""
+    chosen = searched.front[0]
+    if chosen.result is None or not chosen.runs_out:
         return ""
-    memory = fastest.result.memory
-    needed = fastest.result.peak_memory_bytes
-    shown = memory.shown_bytes
-    words = fit_of(fastest)
-    sentence = (
+    memory = chosen.result.memory
+    needed = chosen.result.peak_memory_bytes
+    nothing_safer = "" if chosen.has_room else "; nothing that was run leaves more room"
+    return (
         f" Its fullest GPU needs {format_bytes(needed)}, and with the allocator's and NCCL's own about "
-        f"{format_bytes(shown)} of {format_bytes(memory.device_bytes)}: it {words}; more memory_margin is safer"
+        f"{format_bytes(memory.shown_bytes)} of {format_bytes(memory.device_bytes)}: it {fit_of(chosen)}; more "
+        f"memory_margin is safer{nothing_safer}."
     )
-    roomy = [option for option in searched.options if option.counts and _runs_out(option) < UNLIKELY]
-    if _runs_out(fastest) < UNLIKELY or not roomy:
-        return f"{sentence}."
-    option = max(roomy, key=lambda option: option.rate)
-    unit = "token" if searched.tokens else "sample"
-    place = _place(option, plan, searched, fastest)
-    return f"{sentence}. Of those that were run and leave room, the fastest is {place}{_spend(option, unit)}."
 
 
-def fit_of(option: PlanOption) -> str:
-    """Whether its fullest GPU has room, and how likely; empty for what was not run whole or folded."""
-    if option.result is None or not option.result.memory.device_bytes:
+def _lead(plan: PlanFile, searched: SearchResult, unit: str) -> str:
+    """By how much it is ahead of the next best of another kind on as many GPUs, and whether that can be told."""
+    chosen = searched.front[0]
+    site = chosen.candidate.machine, chosen.candidate.nodes
+    rivals = [
+        option
+        for option in searched.options
+        if (option.candidate.machine, option.candidate.nodes) == site
+        and option.candidate.form.family != chosen.candidate.form.family
+        and (option.counts or option.state == "rough")
+        and option.rate
+        and not ((option.on_front or option.tempting) and option.rate > chosen.rate)  # which _tempting tells
+    ]
+    if not rivals:
         return ""
-    memory = option.result.memory
-    state = verdict_of(option.result.peak_memory_bytes, memory.shown_bytes, memory.device_bytes)
-    return worded(state, memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
-
-
-def _runs_out(option: PlanOption) -> float:
-    """How likely an option takes more memory than there is; 0 for what was not run whole or folded."""
-    if option.result is None or not option.result.memory.device_bytes:
-        return 0.0
-    memory = option.result.memory
-    return likelihood(memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
+    rival = max(rivals, key=lambda option: (option.has_room, option.rate))
+    roughly = ", run roughly" if rival.state == "rough" else ""
+    ahead = chosen.rate / rival.rate - 1
+    slower, faster = sorted((chosen, rival), key=lambda option: option.rate)
+    overlap = faster.rate / (1 + faster.error) <= slower.rate * (1 + slower.error)
+    apart = "their ranges overlap: measure both" if overlap else "their ranges do not overlap"
+    named = f"{_place(rival, plan, searched)}{_spend(rival, unit)}{_risk(rival)}{roughly}"
+    if ahead < 0:
+        return f" {named}, looks {-ahead / (1 + ahead):.1%} faster; {apart}."
+    return f" What is taken is {ahead:.1%} faster than the next best of another kind, {named}; {apart}."
 
 
 def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
-    """That the fastest is the cheapest too, or which is; of those whose price is known."""
+    """That the fastest is the cheapest too, or which is; of those whose price is known, and none that may run out of
+    memory where the fastest has room."""
     fastest = searched.front[0]
-    cheapest = min(searched.front, key=lambda option: option.robust[1])
+    front = [option for option in searched.front if option.has_room or not fastest.has_room]
+    cheapest = min(front, key=lambda option: option.robust[1])
+    called = searched.fastest + (" with room in memory" if len(front) < len(searched.front) else "")
     if not cheapest.priced:
-        return f", {searched.fastest}; without a price of its machine nothing is said of cost"
+        return f", {called}; without a price of its machine nothing is said of cost"
     unpriced = [
         machine.label
         for machine, rate in zip(plan.machines, searched.rates, strict=True)
@@ -86,7 +99,7 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     ]
     among = f" among those with a price ({', '.join(unpriced)} has none)" if unpriced else ""
     if fastest is cheapest:
-        return f": {searched.fastest} and the cheapest per {unit}{among}"
+        return f": {called} and the cheapest per {unit}{among}"
     if not fastest.priced:
         saving = ""
     else:
@@ -95,22 +108,32 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
         doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
         saving = f", by {share:.1%}{doubt},"
     return (
-        f", {searched.fastest}; the cheapest per {unit}{among}{saving} is {_place(cheapest, plan, searched, fastest)}, "
+        f", {called}; the cheapest per {unit}{among}{saving} is {_place(cheapest, plan, searched, fastest)}, "
         f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}"
     )
 
 
 def _tempting(plan: PlanFile, searched: SearchResult) -> str:
-    """That something looks faster than what is taken, and is not known well enough."""
+    """That something looks faster than what is taken, and is not known well enough, or may run out of memory."""
+    unit = "token" if searched.tokens else "sample"
     chosen = searched.front[0]
     faster = [option for option in (*searched.tempting, *searched.front) if option.rate > chosen.rate]
     if not faster:
         return ""
-    option = max(faster, key=lambda option: option.rate)
-    return (
-        f" {_place(option, plan, searched, chosen)} looks {option.rate / chosen.rate - 1:.1%} faster, but is predicted "
-        f"to +-{option.error:.0%} only: measure it before it is taken."
-    )
+    sentences = []
+    for has_room in (True, False):
+        option = max((each for each in faster if each.has_room == has_room), key=lambda each: each.rate, default=None)
+        if option is None:
+            continue
+        spent = "" if has_room else _spend(option, unit)
+        but = (
+            f"is predicted to +-{option.error:.0%} only: measure it before it is taken"
+            if has_room
+            else f"may run out of memory (likelihood {option.runs_out:.0%}): try it before it is taken"
+        )
+        looks = f"looks {option.rate / chosen.rate - 1:.1%} faster"
+        sentences.append(f" {_place(option, plan, searched, chosen)}{spent} {looks}, but {but}.")
+    return "".join(sentences)
 
 
 def _place(option: PlanOption, plan: PlanFile, searched: SearchResult, rival: PlanOption | None = None) -> str:
@@ -137,7 +160,7 @@ def too_close(searched: SearchResult) -> Iterator[str]:
     """What the error of predictions leaves open: a sentence for each number of GPUs whose best is not alone, and one
     for each kind of strategy that is predicted too coarsely to be ranked."""
     best: dict[tuple[int, str, str], PlanOption] = {}
-    for option in (option for option in searched.options if option.counts):
+    for option in (option for option in searched.options if option.counts or option.state == "rough"):
         key = option.candidate.gpus, option.candidate.machine.label, option.candidate.form.family
         if key not in best or option.rate > best[key].rate:
             best[key] = option

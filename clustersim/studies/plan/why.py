@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from clustersim.core.memory_use import verdict_of, worded
 from clustersim.core.units import format_time
 from clustersim.studies.plan.limits import SLACK
 from clustersim.studies.plan.options import PlanOption, SearchResult, rule
@@ -24,6 +25,10 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
         for k, name in enumerate(NAMES)
         if option.robust[k] == min(other_option.robust[k] for other_option in front) and math.isfinite(option.robust[k])
     ]
+    if not option.has_room:
+        best.append(fit_of(option))
+    elif option is front[0] and best[:1] != [FASTEST]:
+        best.insert(0, f"{searched.fastest} with room in memory")
     if best:
         if found_best := best[0] == NAMES[0]:
             best[0] = searched.fastest
@@ -55,6 +60,15 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     return f"{gains} than the next faster, which is {ahead:.0%} faster"
 
 
+def fit_of(option: PlanOption) -> str:
+    """Whether its fullest GPU has room, and how likely; empty for what was not run whole or folded."""
+    if option.result is None or not option.result.memory.device_bytes:
+        return ""
+    memory = option.result.memory
+    state = verdict_of(option.result.peak_memory_bytes, memory.shown_bytes, memory.device_bytes)
+    return worded(state, memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
+
+
 def why_lost(option: PlanOption, searched: SearchResult) -> str:
     """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
     if not option.counts:
@@ -77,8 +91,9 @@ def _slower(option: PlanOption, searched: SearchResult) -> str:
     candidate = option.candidate
     place = candidate.machine, candidate.nodes
     there = [rival for rival in searched.front if (rival.candidate.machine, rival.candidate.nodes) == place]
-    fastest = (there or searched.front)[0]
-    where_text = " there" if there and fastest is not searched.front[0] else ""
+    first = min(searched.front, key=lambda rival: rival.robust)
+    fastest = min(there, key=lambda rival: rival.robust) if there else first
+    where_text = " there" if fastest is not first else ""
     return f"{1 - option.rate / fastest.rate:.0%} slower than the fastest{where_text}, roughly"
 
 
@@ -86,9 +101,9 @@ def beats(option: PlanOption, searched: SearchResult) -> PlanOption:
     """The fastest option of the front that is nowhere worse than this one, errors counted."""
     robust = option.robust
     nowhere_worse = (
-        other_option
-        for other_option in searched.front
-        if all(x <= y for x, y in zip(other_option.robust, robust, strict=True))
+        rival
+        for rival in searched.front
+        if rival.has_room >= option.has_room and all(x <= y for x, y in zip(rival.robust, robust, strict=True))
     )
     return max(nowhere_worse, key=lambda other_option: other_option.rate)
 
