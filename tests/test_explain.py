@@ -245,7 +245,8 @@ def test_the_command_explains_a_scenario_and_a_saved_run_alike(clustersim, tmp_p
     for line in bounds:
         if "at most" in line:
             assert re.sub(" would save at most| of the .*", "", line.removeprefix("what if: ")) in most
-    assert most.startswith("what if: would save at most: compute speed x2 ")
+    assert most.startswith("what if: would save at most: of the step compute speed x2 ")
+    assert re.search(r"; of the time per sample samples a micro-batch x2 \d", most)
     assert "17.6% of the step is lost because rank 3 is slow" in saved.stdout.splitlines()[0]
     assert "\n 1. Rank 3 is slow" in saved.stdout
 

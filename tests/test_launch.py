@@ -590,6 +590,34 @@ def test_settings_that_torchtitan_has_words_for_come_back_as_they_were(
     assert exchange.written(scenario.from_table(tables), "torchtitan").wordless == ()
 
 
+@pytest.mark.parametrize("again", ["none", "selective", "full"])
+def test_torchtitans_file_says_what_time_and_memory_depend_on_where_it_is_the_default_too(again):
+    """A release may have other defaults; selective_ac_option's is "2" in 0.2, and "op" is what is played."""
+    tables = {
+        "cluster": {"topology": "hgx-h100", "nodes": 2},
+        "strategy": {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32", "clip_grad_norm": True},
+        "model": {"name": "llama3-8b", "seq_len": 2048, "dtype": "bf16", "activation_checkpointing": again},
+        "run": {"optimizer": "adamw", "optimizer_impl": "fused"},
+    }
+    said = tomllib.loads(exchange.written(scenario.from_table(tables), "torchtitan").texts["launch.toml"])
+    assert (
+        said["training"].items()
+        >= {
+            "seq_len": 2048,
+            "max_norm": 1.0,
+            "dtype": "float32",
+            "mixed_precision_param": "bfloat16",
+            "mixed_precision_reduce": "float32",
+        }.items()
+    )
+    assert said["optimizer"] == {"name": "AdamW", "implementation": "fused"}
+    degrees = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel", "data_parallel_replicate")
+    assert {said["parallelism"][f"{name}_degree"] for name in degrees} == {1}
+    assert said["parallelism"]["fsdp_reshard_after_forward"] == "default"
+    option = {"selective_ac_option": "op"} if again == "selective" else {}
+    assert said["activation_checkpoint"] == {"mode": again} | option
+
+
 def test_a_setting_without_a_word_is_named_with_what_it_would_be():
     found = exchange.written(scenario.load("zb_gpt2_xl_1x8_a100", {"model.implementation": "fused"}), "megatron")
     assert found.wordless == ("parallel.schedule = zb_h1: it would be 1f1b",)

@@ -67,7 +67,7 @@ KNOB_TABLE = (
     ),
     WhatIfKnob("latency", "latency /{factor:g}"),
     WhatIfKnob("bucket size", "another bucket size", unhides=True),
-    WhatIfKnob("batch", "batch x{factor:g}"),
+    WhatIfKnob("batch", "samples a micro-batch x{factor:g}"),
 )
 """What can be asked, in the order in which equal savings are told."""
 

@@ -103,6 +103,7 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows : see :class:`LaunchOption`. also : rows of other tables by name (globs), as arguments of its script.
     explicit : options (globs) that are written where they are its defaults too: of a release that is not fixed, what
         time and memory depend on is said.
+    beside : options of its file that are written beside others, ``option=value`` of both: what is played there.
     marks : keys (globs) that tell its files from others'. leaf : keys are known by the last part of their path.
     unplayed : options (globs) that change time or memory and are not played, with what is played instead.
     ignored : options (globs) that change neither, as far as a step of a healthy run goes.
@@ -126,6 +127,7 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     program: str = ""
     also: dict[str, tuple[str, ...]] = {}
     explicit: tuple[str, ...] = ()
+    beside: dict[str, str] = {}
     marks: tuple[str, ...] = ()
     leaf: bool = False
     dashes: bool = True

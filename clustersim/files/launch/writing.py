@@ -193,13 +193,20 @@ def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, t
         if not row.write or not holds(row.when, leaves):
             continue
         for option, value in _of_row(row, leaves):
-            usual = value == row.default and not table.says_default(option)
-            if value is None or usual or option in options[row.at]:
+            said = table.says_default(option)
+            if said and leaves.get(row.field) is None:
+                value = row.default
+            if value is None or (value == row.default and not said) or option in options[row.at]:
                 continue
             if "+" in option:
                 options[row.at].update(zip(option.split("+"), str(value).split(" ", 1), strict=True))
             else:
                 options[row.at][option] = value
+    for first, second in table.beside.items():
+        name, _, chosen = first.partition("=")
+        if str(options["config"].get(name)) == chosen:
+            other, _, value = second.partition("=")
+            options["config"][other] = value
     return options["args"], options["config"]
 
 

@@ -125,14 +125,22 @@ def _run_again(text: str, saved: float) -> str:
 
 
 def at_most(explanation: Explanation) -> list[str]:
-    """What each knob would save at most, in one sentence, beside what it saves where it was run again."""
+    """What each knob would save at most, in one sentence, beside what it saves where it was run again; shares of a step
+    apart from those of a sample's time."""
     table = explanation.whatif
     row_of = {text: i for i, text in enumerate(table["text"].tolist())}
-    most = [(float(table["saving"][row_of[text]]), text) for text in explanation.bounds]
-    named = [
-        f"{text.partition(' would save ')[0]} {share:.1%}" for share, text in sorted(most, key=lambda row: -row[0])
-    ]
-    return [f"would save at most: {', '.join(named)}"] if named else []
+    most = sorted(
+        ((float(table["saving"][row_of[text]]), text) for text in explanation.bounds), key=lambda row: -row[0]
+    )
+    parts = []
+    for whose in ("the step", "the time per sample"):
+        named = [
+            f"{text.partition(' would save ')[0]} {share:.1%}"
+            for share, text in most
+            if text.endswith("per sample") == (whose != "the step")
+        ]
+        parts += [f"of {whose} {', '.join(named)}"] if named else []
+    return [f"would save at most: {'; '.join(parts)}"] if parts else []
 
 
 def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list[str]]:
