@@ -304,3 +304,42 @@ def test_a_pass_that_is_launch_bound_is_not_called_the_time_of_launches(other):
     shown, _ = other
     causes = re.findall(r"(?m)^ *\d+\. (Launch-bound[^:]*):", shown["explain"])
     assert set(causes) <= {"Launch-bound passes"}
+
+
+RATES = re.compile(
+    r"(\S.*?) limit '[^']+': kernels sustain ([\d.]+) (\S+) of payload where the links would let ([\d.]+) (\S+)"
+)
+
+
+def test_what_limits_a_transfer_is_what_its_two_rates_say(other):
+    """Of 383.2 GB/s beside 385.1 GB/s one was called the limit and the other not."""
+    shown, _ = other
+    for text in shown.values():
+        for who, kernels, unit, links, other_unit in RATES.findall(flat(text)):
+            near = unit == other_unit and float(kernels) > 0.97 * float(links)
+            assert who.endswith(
+                "Communication kernels and links alike" if near else "Communication kernels, not links,"
+            )
+
+
+@pytest.mark.parametrize(("ceiling", "words"), [(383.2e9, "and links alike limit"), (206.4e9, ", not links, limit")])
+def test_a_rate_just_below_the_links_is_no_limit_of_its_own(ceiling, words, monkeypatch):
+    from types import SimpleNamespace
+
+    from clustersim.explain import sentences
+
+    monkeypatch.setattr(
+        sentences, "_moving", lambda causes, charge: (0, SimpleNamespace(ceiling=ceiling, alone=385.1e9))
+    )
+    monkeypatch.setattr(sentences, "op_quoted", lambda causes, op: "'all_gather'")
+    monkeypatch.setattr(sentences, "_exposed", lambda causes, charge: "rank 1 waits")
+    assert words in sentences.limited_by_kernels(None, SimpleNamespace(op=0))
+
+
+def test_a_plan_names_the_memory_risk_of_its_choice_as_its_rows_do(places):
+    shown, _ = places
+    answer = json.loads(shown["plan --json"])
+    risk = re.search(r"\(likelihood of running out (\d+%)\)", answer["front"][0]["fit"])
+    told = re.search(r"\(likelihood (\d+%)\)", answer["verdict"].split(". ")[0])
+    assert bool(told) == bool(risk and int(risk[1][:-1]) >= 25)
+    assert answer["verdict"].startswith("Take 8 GPUs")

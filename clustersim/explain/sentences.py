@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from clustersim.explain.stalls import Causes
     from clustersim.explain.transfers import TransferFacts
 
+LIMITING = "Communication kernels, not links,"
+ALIKE = 0.97
+"""What is said of a limit; and the share of what links let through from which on kernels that sustain less are alike:
+neither made faster alone would help."""
 UNLIKE = 0.1
 """Paces further apart than this are no accident of single steps."""
 
@@ -131,8 +135,9 @@ def limited_by_kernels(causes: Causes, charge: Charge) -> str:
             f"The host's own work limits {op_quoted(causes, charge.op)}: its processes pass {ceiling} of payload on, "
             f"and no link is between them; {_exposed(causes, charge)}."
         )
+    what = "Communication kernels and links alike" if fact.ceiling > ALIKE * fact.alone else LIMITING
     return (
-        f"Communication kernels, not links, limit {op_quoted(causes, charge.op)}: they sustain {ceiling} of payload "
+        f"{what} limit {op_quoted(causes, charge.op)}: kernels sustain {ceiling} of payload "
         f"where the links would let {alone} through; {_exposed(causes, charge)}."
     )
 

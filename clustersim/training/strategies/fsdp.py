@@ -315,7 +315,9 @@ class FSDP(Shards):
         sizes = [unit.numel * element + unit.frozen_bytes(1, element) for unit in plan.units]
         largest = plan.units[sizes.index(max(sizes))]
         size = format_bytes(float(max(sizes)))
-        name = config.sharding_strategy or f"reshard_after_forward={config.reshard_after_forward}"
+        kept = config.reshard_after_forward
+        usual = "reshard_after_forward as by default (all units but the root)"
+        name = config.sharding_strategy or (usual if kept is None else f"reshard_after_forward={kept}")
         shape = f"{plan.shard.size} ranks = {plan.degree} shards x {plan.replicate.shape[1]} replicas"
         return (
             f"fsdp{config.version}: {shape}, {name}, prefetch {config.prefetch}",
