@@ -8,6 +8,7 @@ for the ops named in ``after``, on its own rank. Nothing else orders anything, s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.errors import ProgramError
 from clustersim.core.label import Label
 from clustersim.core.mix import Mix
+from clustersim.core.repeated import distinct
 from clustersim.core.units import format_bytes, format_time
 
 PHASES = ("forward", "backward", "optimizer", "gradient", "memcpy", "input", "communication", "other")
@@ -184,7 +186,7 @@ class Role:
 
     name: str
     ranks: Ints
-    ops: tuple[Op, ...]
+    ops: Sequence[Op]
     pace: Floats | None = None
     stage: int = -1
     serves: bool = False
@@ -244,8 +246,8 @@ class Program:
         for role in self.roles:
             _check_pace(role)
             _check_ops(role, self.world_size)
-            queues = {op.stream for op in role.ops if isinstance(op, Serve)}
-            for i, op in enumerate(role.ops):
+            queues = {op.stream for _, op in distinct(role.ops) if isinstance(op, Serve)}
+            for i, op in distinct(role.ops):
                 if op.stream in queues and not isinstance(op, Serve):
                     what = "is served in order of arrival and can hold Serve ops only"
                     raise _wrong(role, i, f"stream {op.stream!r} {what}")
@@ -262,7 +264,7 @@ class Program:
 def _check_ops(role: Role, world_size: int) -> None:
     whole: set[int] = set()  # ops share their groups, so each array is looked at once
     timed = _timed(role)
-    for i, op in enumerate(role.ops):
+    for i, op in distinct(role.ops):
         if op.after and not (min(op.after) >= 0 and max(op.after) < i):
             raise _wrong(role, i, f"waits for ops {op.after}, which must come earlier in the list")
         if isinstance(op, Compute):
@@ -283,7 +285,7 @@ def _check_ops(role: Role, world_size: int) -> None:
 def _check_pace(role: Role) -> None:
     if role.pace is None:
         return
-    steps = 1 + max((op.step for op in role.ops), default=0)
+    steps = 1 + max((op.step for _, op in distinct(role.ops)), default=0)
     if role.pace.ndim != 2 or role.pace.shape[1] != len(role.ranks) or len(role.pace) < steps:
         raise ProgramError(
             f"role {role.name!r}: the pace must be ({steps} steps x {len(role.ranks)} ranks), not {role.pace.shape}"
@@ -295,7 +297,7 @@ def _check_pace(role: Role) -> None:
 def _timed(role: Role) -> frozenset[int]:
     """Ops known to have a sound time per rank, looked at all together; none where any might not."""
     n = len(role.ranks)
-    computed = ((i, op.duration) for i, op in enumerate(role.ops) if isinstance(op, Compute))
+    computed = ((i, op.duration) for i, op in distinct(role.ops) if isinstance(op, Compute))
     wide = {i: column for i, column in computed if isinstance(column, np.ndarray)}
     alike = all(column.shape == (n,) and column.dtype == np.float64 for column in wide.values())
     if not (wide and alike and n * len(wide) <= _AT_ONCE):

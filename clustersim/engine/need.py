@@ -11,6 +11,7 @@ import numpy as np
 
 from clustersim.core.limits import check
 from clustersim.core.program import Compute, Program, Recv, Role, Send
+from clustersim.core.repeated import distinct, written
 from clustersim.core.topology import Topology
 
 __all__ = ["check", "flow", "replay"]
@@ -41,11 +42,11 @@ def replay(transfers: int) -> float:
 
 
 def _sends(role: Role) -> int:
-    peers = [op.peer for op in role.ops if isinstance(op, Send | Recv)]
+    peers = [op.peer for op in written(role.ops) if isinstance(op, Send | Recv)]
     return int(np.count_nonzero(np.concatenate(peers) >= 0)) // 2 if peers else 0
 
 
 def _differ(role: Role) -> bool:
     """Whether a role's ranks go at paces of their own."""
-    computed = (op.duration for op in role.ops if isinstance(op, Compute))
+    computed = (op.duration for _, op in distinct(role.ops) if isinstance(op, Compute))
     return role.pace is not None or any(isinstance(duration, np.ndarray) for duration in computed)

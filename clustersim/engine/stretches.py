@@ -12,18 +12,17 @@ Where it might be, the stretch is *opened*: its ops are played one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
 import numpy as np
 
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Floats
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, seconds
-
-LEAST = 2
-"""Collectives of a stretch at least."""
+from clustersim.core.repeated import RepeatedOps, written
+from clustersim.engine.in_line import LEAST, LineSearch, OpsInLine
 
 
 class StretchTemplate(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -42,11 +41,17 @@ class StretchTemplate(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Stretch(Collective, frozen=True, eq=False, gc=False):
-    """Ops of a role that are played as one; ``first`` is the place of the first of ``inner`` in the role's list."""
+    """Ops of a role that are played as one: from place ``first`` to ``last`` of ``whole``, the role's list."""
 
     first: int = 0
-    inner: tuple[Op, ...] = ()
+    last: int = -1
+    whole: Sequence[Op] = ()
     template: StretchTemplate | None = None
+
+    @property
+    def inner(self) -> Sequence[Op]:
+        """Them."""
+        return self.whole[self.first : self.last + 1]
 
     @property
     def kernels(self) -> float:
@@ -56,7 +61,7 @@ class Stretch(Collective, frozen=True, eq=False, gc=False):
 
 def n_ops(op: Op) -> int:
     """How many ops of a Program an op that is played stands for."""
-    return len(op.inner) if type(op) is Stretch else 1
+    return op.last + 1 - op.first if type(op) is Stretch else 1
 
 
 class Shortened:
@@ -97,116 +102,19 @@ def _shorter(role: Role, short: Role) -> bool:
 
 def _stretches(role: Role) -> list[tuple[int, int]]:
     """First and last place of each stretch of a role."""
-    runs, cuts = _runs(role)
-    return [piece for run in runs for piece in _pieces(run, sorted(cuts.get(run.begin, ())))]
+    return [piece for line in LineSearch(role).lines for piece in _pieces(line)]
 
 
-class _OpsInLine(msgspec.Struct, eq=False, gc=False):
-    """Ops one after another in a role's list, from ``begin`` to ``end``, that wait for one another, or for what the
-    first waits for. ``groups``, ``stream`` : of its collectives; 0 for none yet. ``gates`` : places of collectives that
-    wait for all before and that all after wait for."""
-
-    begin: int
-    needs: tuple[int, ...]
-    end: int = -1
-    groups: int = 0
-    stream: str = ""
-    step: int = -1
-    gates: list[int] = []
-    ends: set[int] = set()  # what nothing in the run waits for so far
-
-    def add(self, i: int, op: Op, groups: int, needs: tuple[int, ...]) -> None:
-        """The next op."""
-        self.end = i
-        latest = max(needs, default=-1) if i > self.begin else i
-        while self.gates and self.gates[-1] > latest:
-            self.gates.pop()  # this op passes by it
-        self.ends.difference_update(needs)
-        if groups:
-            self.groups, self.stream = groups, op.stream
-            if not self.ends:
-                self.gates.append(i)
-        self.ends.add(i)
-
-
-def _runs(role: Role) -> tuple[list[_OpsInLine], dict[int, set[int]]]:
-    """The runs of a role; and of each, by where it begins, what others wait for without waiting for its last gate."""
-    inside = _OwnGroups(role)
-    runs: list[_OpsInLine] = []
-    run_of: list[_OpsInLine | None] = [None] * len(role.ops)
-    cuts: dict[int, set[int]] = {}
-    last: dict[str, int] = {}
-    run: _OpsInLine | None = None
-    for i, op in enumerate(role.ops):
-        before = last.get(op.stream, -1)
-        last[op.stream] = i
-        needs = op.after if before < 0 or before in op.after else (*op.after, before)
-        groups = inside(op.groups) if type(op) is Collective else 0
-        fits = groups > 0 or (type(op) is Compute and op.stream == COMPUTE_STREAM)
-        if run and not (fits and _goes_on(run, op, groups, needs)):
-            if len(run.gates) >= LEAST:
-                runs.append(run)
-                run_of[run.begin : i] = [run] * (i - run.begin)
-            run = None
-        if fits and run is None:
-            run = _OpsInLine(i, needs, step=op.step, gates=[], ends=set())
-        for need in needs:
-            other = run_of[need]
-            if other is not None and need != other.gates[-1] and other.gates[-1] not in needs:
-                cuts.setdefault(other.begin, set()).add(need)
-        if run:
-            run.add(i, op, groups, needs)
-    if run and len(run.gates) >= LEAST:
-        runs.append(run)
-    return runs, cuts
-
-
-def _goes_on(run: _OpsInLine, op: Op, groups: int, needs: tuple[int, ...]) -> bool:
-    """Whether an op is the next of a run."""
-    if op.step != run.step or not needs:
-        return False
-    if groups and run.groups and (groups != run.groups or op.stream != run.stream):
-        return False
-    begin = run.begin
-    known = run.needs
-    within = False
-    for need in needs:
-        if need >= begin:
-            within = True
-        elif need not in known:
-            return False
-    return within
-
-
-def _pieces(run: _OpsInLine, cuts: list[int]) -> list[tuple[int, int]]:
-    """First and last place of the stretches of a run: between gates, and none with a cut inside."""
+def _pieces(line: OpsInLine) -> list[tuple[int, int]]:
+    """First and last place of the stretches of a line: between gates, and none with a cut inside."""
     pieces = []
-    gates = run.gates
-    for low, high in pairwise([-1, *cuts, run.end]):
+    gates = line.gates
+    for low, high in pairwise([-1, *sorted(line.cuts), line.end]):
         between = [gate for gate in gates if low < gate <= high]
         # What others wait for beyond the last gate passes by it where it is no gate itself.
         if len(between) >= LEAST:
             pieces.append((between[0], between[-1]))
     return pieces
-
-
-class _OwnGroups:
-    """Groups of several ranks that are wholly in a role, by number; equal ones have one, and each array is looked at
-    once."""
-
-    def __init__(self, role: Role) -> None:
-        self._ranks = role.ranks
-        self._known: dict[int, int] = {}
-        self._equal: dict[tuple[int, bytes], int] = {}
-
-    def __call__(self, groups: Ints) -> int:
-        """The number, from 1 on; 0 for others."""
-        known = self._known.get(id(groups))
-        if known is None:
-            inside = groups.shape[1] > 1 and groups.size == len(self._ranks) and np.isin(groups, self._ranks).all()
-            equal = self._equal.setdefault((groups.shape[1], groups.tobytes()), len(self._equal) + 1)
-            known = self._known[id(groups)] = equal if inside else 0
-        return known
 
 
 def _with(role: Role, stretches: list[tuple[int, int]], slowdown: float) -> tuple[Role, list[int]]:
@@ -239,7 +147,8 @@ def _with(role: Role, stretches: list[tuple[int, int]], slowdown: float) -> tupl
                     communicator=first.communicator,  # type: ignore[union-attr]
                     step=first.step,
                     first=begin,
-                    inner=role.ops[begin : end + 1],
+                    last=end,
+                    whole=role.ops,
                     template=templates.of(begin, end),
                 )
             )
@@ -262,17 +171,33 @@ class _Templates:
 
     def of(self, begin: int, end: int) -> StretchTemplate:
         """Of the ops from ``begin`` to ``end``."""
-        ops = self._role.ops[begin : end + 1]
-        # Arrays of groups and durations are the Program's, and live as long as it.
-        first: Collective = ops[0]  # type: ignore[assignment]
-        key = id(first.groups), first.step, *map(_asks, ops, range(begin, end + 1))
+        # Arrays of groups and durations are the Program's, and live as long as it; so do ops that are written once.
+        listed = written(self._role.ops)[begin : end + 1]
+        first: Collective = listed[0]  # type: ignore[assignment]
+        key = id(first.groups), first.step, *self._asked(begin, end, listed)
         known = self._known.get(key)
         if known is None:
+            ops = tuple(self._role.ops[begin : end + 1])
             needs = tuple(_within(ops, begin))
             spent = tuple(_spent(self._role, op) if isinstance(op, Compute) else None for op in ops)
             least = sum(float(np.min(op.duration)) for op in ops if isinstance(op, Compute))
             known = self._known[key] = StretchTemplate(ops, needs, spent, self._slowdown, least)
         return known
+
+    def _asked(self, begin: int, end: int, listed: Sequence[Op]) -> Iterator[object]:
+        """What the times of these ops depend on; of those that a pass repeats, which they are."""
+        ops = self._role.ops
+        if not isinstance(ops, RepeatedOps):
+            yield from map(_asks, listed, range(begin, end + 1))
+            return
+        done = begin
+        for each in ops.passes_among(begin, end):
+            low, high = max(each.tail, done), min(each.end, end + 1)
+            yield from (_asks(ops[i], i) for i in range(done, low))
+            # Ops of a pass wait for others of it alone: as far before them as at its home.
+            yield from map(id, listed[low - begin : high - begin])
+            done = high
+        yield from (_asks(ops[i], i) for i in range(done, end + 1))
 
 
 def _asks(op: Op, i: int) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.core.mix import Mix, total
 from clustersim.core.program import Collective, Compute, Op, Program, Role
+from clustersim.core.repeated import lasting, written
 from clustersim.core.topology import Topology
 from clustersim.core.variation import DrawnVariation, RankPlaces, Variation, drawn
 from clustersim.scenario import Scenario
@@ -99,17 +100,17 @@ def varied(program: Program, variation: DrawnVariation, mesh: Mesh) -> Program:
 
 
 def _varied(role: Role, variation: DrawnVariation, replica: Ints) -> Role:
-    paced = [i for i, op in enumerate(role.ops) if isinstance(op, Compute) and op.paced]
+    ops = list(written(role.ops))
+    paced = [i for i, op in enumerate(ops) if isinstance(op, Compute) and op.paced]
     if not paced:  # servers that compute no layers
         return role
-    ops = list(role.ops)
     if variation.lengths is not None:
         for i, number in micro_batches(role):
             _longer(ops, i, variation.lengths[ops[i].step, number, replica[role.ranks]], 0.0)
     pace = None if variation.pace is None else variation.pace[:, role.ranks]
     if variation.pauses is not None and variation.places is not None:
         _pause(ops, paced, variation.pauses[:, role.ranks], variation.places[:, role.ranks], pace)
-    return replace(role, ops=tuple(ops), pace=pace)
+    return replace(role, ops=lasting(role.ops, ops), pace=pace)
 
 
 def micro_batches(role: Role) -> Iterator[tuple[int, int]]:

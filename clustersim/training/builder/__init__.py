@@ -14,9 +14,10 @@ from clustersim.training.builder.at_once import JoinedPass, Known
 from clustersim.training.builder.gradients import ReplicatedHooks
 from clustersim.training.builder.laying import StageLay, StageOps
 from clustersim.training.builder.messages import Route, StageMessages
+from clustersim.training.builder.passes import RepeatedPasses
 from clustersim.training.builder.shards import ShardHooks
 from clustersim.training.partition.base import Partition, Stage
-from clustersim.training.schedules.base import Orders
+from clustersim.training.schedules.base import Action, Orders
 from clustersim.training.strategies import base
 from clustersim.training.strategies.walk import Hooks, Lay, RankWalk
 
@@ -69,7 +70,7 @@ def build(recipe: StepRecipe, local: LocalCost, cost: StepCost, mesh: Mesh, step
         ranks = mesh.ranks(pp=rank)
         ops = _stage(recipe, local, cost, mesh, rank, steps)
         name = "worker" if mesh.size("pp") == 1 else f"stage {rank}"
-        roles.append(Role(name, ranks, tuple(ops.ops), None if paces is None else paces[:, ranks], rank))
+        roles.append(Role(name, ranks, ops.made(), None if paces is None else paces[:, ranks], rank))
     notes = (*recipe.partition.notes, *cost.notes)
     return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, notes)
 
@@ -94,6 +95,7 @@ def _stage(recipe: StepRecipe, local: LocalCost, cost: StepCost, mesh: Mesh, ran
         laid.turns,
         stage.heads,
         recipe.deferral,
+        _repeated(recipe, laid, hooks),
     )
     if recipe.microbatches:
         walk.through()
@@ -102,6 +104,18 @@ def _stage(recipe: StepRecipe, local: LocalCost, cost: StepCost, mesh: Mesh, ran
         base.begin_step(ops, cost, step)
         walk.step()
     return ops
+
+
+def _repeated(recipe: StepRecipe, laid: StageLay, hooks: Hooks) -> RepeatedPasses | None:
+    """How passes that do the same are laid once; None where it is not known which do."""
+    if recipe.known is not None or recipe.deferral or not isinstance(hooks, ReplicatedHooks):
+        return None
+
+    def alike(action: Action, last: bool) -> object | None:
+        again = (action.microbatch, action.chunk) in laid.stage.repeated
+        return (action.kind, action.chunk, again) if hooks.quiet(action.chunk, last=last) else None
+
+    return RepeatedPasses(laid.here.ops, alike)
 
 
 def _lay(recipe: StepRecipe, laid: StageLay, hooks: Hooks, rank: int) -> Lay:

@@ -123,6 +123,11 @@ class ReplicatedHooks:
         reducing = self._last or any(bucket.reduced >= 0 for bucket in self.buckets)
         return bool(self._gathered) or (self.config.parallel.overlap_grad_reduce and reducing)
 
+    def quiet(self, chunk: int, *, last: bool) -> bool:
+        """Whether nothing is done around a pass of a chunk but what is done around every such pass. ``last`` : its
+        gradients are complete after it."""
+        return not last and chunk not in self._gathered and not self._due
+
     # --- hooks -------------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:

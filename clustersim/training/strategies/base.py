@@ -6,7 +6,7 @@ so the same file serves a roofline, a fitted device and a measured profile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.mix import Mix
 from clustersim.core.model import Model, StepCost
 from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program
+from clustersim.core.repeated import PassRepeat, RepeatedOps
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
 from clustersim.training.parallel.config import AtLeastOne
@@ -109,6 +110,7 @@ class OpList(msgspec.Struct):
 
     kernel : the last op of a layer's pass (or what stands for it), -1 for none. waits : what the next one waits for.
     owed : seconds that the next kernel takes longer, for an overlap in what stands for a whole pass.
+    passes : those that others repeat, and these, ascending.
     """
 
     step: int = 0
@@ -116,6 +118,7 @@ class OpList(msgspec.Struct):
     kernel: int = -1
     waits: tuple[int, ...] = ()
     owed: float = 0.0
+    passes: list[PassRepeat] = msgspec.field(default_factory=list)
 
     def add(self, op: Op) -> int:
         """Append an op; returns its index, for others to wait on."""
@@ -137,6 +140,10 @@ class OpList(msgspec.Struct):
         """Append a Compute op of ``seconds`` at a rank's usual pace to its kernels; returns its index."""
         mix = Mix(memory=seconds) if bound == "memory" else None
         return self.add(Compute(name, seconds, COMPUTE_STREAM, after, phase, bound, 0.0, nbytes, self.step, mix=mix))
+
+    def made(self) -> Sequence[Op]:
+        """The list, for a role."""
+        return RepeatedOps(self.ops, self.passes) if any(each.shift for each in self.passes) else tuple(self.ops)
 
     @property
     def here(self) -> tuple[int, ...]:

@@ -67,6 +67,13 @@ class Messages(Protocol):
         """What an action's first kernel waits for."""
 
 
+class LayPass(Protocol):
+    """Lays a pass of a chunk, with ``lay`` or in a shorter way to the same ops."""
+
+    def __call__(self, action: Action, lay: Callable[[], None], *, last: bool) -> None:
+        """``last`` : gradients are complete after it."""
+
+
 _OVER = object()
 
 
@@ -81,6 +88,7 @@ class RankWalk:
         stage updates once in a step or after each of them; 0 where each step ends in a flush.
     turns : how often a layer's pass yields.
     deferred : layers whose weight gradients, those of at most ``limit`` micro-batches of a step, wait for its end.
+    lay_pass : lays a pass that runs by itself; None for layer by layer.
     """
 
     ops: base.OpList
@@ -94,6 +102,7 @@ class RankWalk:
     turns: Callable[[Place, Action], int] = lambda place, action: 0
     deferred: frozenset[Place] = frozenset()
     limit: int = 0
+    lay_pass: LayPass | None = None
     _later: list[tuple[Place, Action]] = field(default_factory=list, init=False)
     _last: dict[tuple[int, int], Action] = field(default_factory=dict, init=False)
 
@@ -143,6 +152,11 @@ class RankWalk:
         Whoever has the smaller share of its exchanges behind it is next: a backward that repeats some has more of them
         than a forward, and both must end together to hide each other to the end.
         """
+        if len(slot) == 1 and self.lay_pass is not None:
+            (action,) = slot
+            self._await(action)
+            self.lay_pass(action, lambda: deque(self._layers(action), 0).clear(), last=self._completes(action))
+            return
         threads = dict(enumerate(self._action(action) for action in slot))
         turns = [1] * len(slot)
         if len(slot) > 1:
@@ -155,10 +169,20 @@ class RankWalk:
                 del threads[k]
 
     def _action(self, action: Action) -> Iterator[None]:
+        self._await(action)
+        yield from self._layers(action)
+
+    def _await(self, action: Action) -> None:
         if self.messages is not None:
             self.ops.waits = (*self.ops.waits, *self.messages.arrived(action))
+
+    def _completes(self, action: Action) -> bool:
+        """Whether gradients are complete after an action."""
+        return self._last[action.chunk, self._update(action)] == action
+
+    def _layers(self, action: Action) -> Iterator[None]:
         places = range(self.depths[action.chunk])
-        last = self._last[action.chunk, self._update(action)] == action
+        last = self._completes(action)
         for i in places if action.kind == "F" else reversed(places):
             place = action.chunk, i
             waiting = sum(later_place == place for later_place, _ in self._later)

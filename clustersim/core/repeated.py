@@ -1,0 +1,145 @@
+"""Op lists in which a pass is written once and repeated: each micro-batch does what the one before did, further on.
+
+Of a repeated op only two things are its own: what it waits for, which is as far before it as before, and the
+micro-batch in its label. So a list keeps the ops of one pass, and of each further pass from where it goes; who asks for
+an op is given it as if it had been written out. Who only asks what ops of all passes have in common reads them once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, overload
+
+import msgspec
+
+if TYPE_CHECKING:
+    from clustersim.core.program import Op
+
+
+class PassRepeat(msgspec.Struct, frozen=True, gc=False):
+    """A pass that is written once, at one of its places.
+
+    Parameters
+    ----------
+    begin, end : its first place, and the one behind its last. tail : from where on its ops are those of ``home``; those
+        before wait for what is outside of it, and are its own.
+    shift : places from where it is written to here; 0 where it is written here. home : the number of what is written.
+    microbatch : which it is of.
+    """
+
+    begin: int
+    tail: int
+    end: int
+    shift: int
+    home: int
+    microbatch: int
+
+
+class RepeatedOps(Sequence["Op"]):
+    """An op list, some passes of which are repeated.
+
+    Parameters
+    ----------
+    written : (n,) an op for each place; of a repeated one that of its home, or one that has another duration.
+    passes : ascending, those that are written too. own : places in repeated passes that have an op of their own.
+    """
+
+    def __init__(self, written: Sequence[Op], passes: Sequence[PassRepeat], own: frozenset[int] = frozenset()) -> None:
+        self.written = tuple(written)
+        self.passes = tuple(passes)
+        self.own = own
+        self._begins = [each.begin for each in passes]
+
+    def __len__(self) -> int:
+        return len(self.written)
+
+    @overload
+    def __getitem__(self, place: int) -> Op: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Op, ...]: ...
+    def __getitem__(self, place: int | slice) -> Op | tuple[Op, ...]:
+        if isinstance(place, slice):
+            return tuple(self._at(i) for i in range(len(self.written))[place])
+        return self._at(range(len(self.written))[place])
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self._all)
+
+    @cached_property
+    def _all(self) -> tuple[Op, ...]:
+        return tuple(map(self._at, range(len(self.written))))
+
+    def __getstate__(self) -> tuple[tuple[Op, ...], tuple[PassRepeat, ...], frozenset[int]]:
+        return self.written, self.passes, self.own
+
+    def __setstate__(self, state: tuple[tuple[Op, ...], tuple[PassRepeat, ...], frozenset[int]]) -> None:
+        RepeatedOps.__init__(self, *state)
+
+    def _at(self, i: int) -> Op:
+        op = self.written[i]
+        here = self._pass_of(i)
+        return op if here is None or not here.shift else moved(op, here.shift, here.microbatch)
+
+    def after(self, i: int) -> tuple[int, ...]:
+        """What the op at a place waits for."""
+        here = self._pass_of(i)
+        shift = here.shift if here else 0
+        after = self.written[i].after
+        return tuple([need + shift for need in after]) if shift else after
+
+    def passes_among(self, first: int, last: int) -> Iterator[PassRepeat]:
+        """Passes with an op of ``tail`` from place ``first`` to ``last``."""
+        for p in range(max(bisect_right(self._begins, first) - 1, 0), bisect_right(self._begins, last)):
+            if self.passes[p].end > first and self.passes[p].tail <= last:
+                yield self.passes[p]
+
+    def lasting(self, written: Sequence[Op]) -> RepeatedOps:
+        """The list with ``written`` ops that differ from its own in how long they take."""
+        changed = [i for i, (new, old) in enumerate(zip(written, self.written, strict=True)) if new is not old]
+        own = {i for i in changed if (here := self._pass_of(i)) and here.shift}
+        for i in changed:  # what was written there goes on in other passes
+            home = self._pass_of(i)
+            others = (each for each in self.passes if home and each.home == home.home and each.shift)
+            places = (i + each.shift for each in others) if home and not home.shift else iter(())
+            own |= set(list(places)[:1])
+        return RepeatedOps(written, self.passes, self.own | own)
+
+    def _pass_of(self, i: int) -> PassRepeat | None:
+        """The pass that an op of ``tail`` is in."""
+        p = bisect_right(self._begins, i) - 1
+        return self.passes[p] if p >= 0 and self.passes[p].tail <= i < self.passes[p].end else None
+
+    def distinct(self) -> Iterator[tuple[int, Op]]:
+        """Places, and the ops there, of everything that is written."""
+        done = 0
+        for each in self.passes:
+            if each.shift:
+                yield from ((i, self.written[i]) for i in range(done, each.tail))
+                done = each.end
+        yield from ((i, self.written[i]) for i in range(done, len(self.written)))
+        yield from ((i, self._at(i)) for i in sorted(self.own))
+
+
+def moved(op: Op, shift: int, microbatch: int) -> Op:
+    """The same op so many places on, in another micro-batch."""
+    label = op.label
+    if label is not None:
+        label = msgspec.structs.replace(label, microbatch=microbatch)
+    return msgspec.structs.replace(op, after=tuple([need + shift for need in op.after]), label=label)
+
+
+def written(ops: Sequence[Op]) -> Sequence[Op]:
+    """An op for each place, as it is but for what it waits for and its micro-batch."""
+    return ops.written if isinstance(ops, RepeatedOps) else ops
+
+
+def lasting(ops: Sequence[Op], others: Sequence[Op]) -> Sequence[Op]:
+    """``ops`` with ``others``, which differ from what is written in how long they take."""
+    return ops.lasting(others) if isinstance(ops, RepeatedOps) else tuple(others)
+
+
+def distinct(ops: Sequence[Op]) -> Iterator[tuple[int, Op]]:
+    """Places and ops of everything that is written."""
+    return ops.distinct() if isinstance(ops, RepeatedOps) else enumerate(ops)
