@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
+from clustersim.core.op_infos import RepeatedInfos
 from clustersim.core.program import Compute, Op, Program
 from clustersim.core.repeated import PassRepeat, RepeatedOps, distinct, lasting, written
 from clustersim.engine import simulate
 from clustersim.engine.stretches import Shortened, Stretch
+from clustersim.explain.volume import volume
+from clustersim.explain.where import where
 from clustersim.training import builder
 
 SPLIT = "tp8_pp4_llama3_70b_32x8_h100"
@@ -69,7 +72,7 @@ def test_stretches_are_those_of_the_ops_written_out(name: str, changes: dict[str
         assert [op.after for op in role.ops] == [op.after for op in other.ops]
 
 
-@pytest.mark.parametrize("name", ["1F1B", "interleaved", "rings"])
+@pytest.mark.parametrize("name", ["1F1B", "interleaved", "one stage", "rings", "experts"])
 def test_the_run_is_that_of_the_ops_written_out(name: str) -> None:
     prepared = scenario.load(*SCENARIOS[name]).prepare()
     one, other = (
@@ -81,9 +84,12 @@ def test_the_run_is_that_of_the_ops_written_out(name: str) -> None:
     assert one.links
     assert other.links
     assert np.array_equal(one.links.payload, other.links.payload)
-    assert [(i.name, i.after, i.label, i.step) for i in one.ops] == [
-        (i.name, i.after, i.label, i.step) for i in other.ops
-    ]
+    assert isinstance(one.ops, RepeatedInfos)
+    assert not isinstance(other.ops, RepeatedInfos)
+    assert [str(one.ops[i]) for i in range(len(one.ops))] == [str(info) for info in other.ops]
+    assert where(one) == where(other)
+    assert str(volume(one, [1])) == str(volume(other, [1]))
+    assert pickle.loads(pickle.dumps(one.ops))[-1].label == other.ops[-1].label
 
 
 def repeated_list() -> RepeatedOps:

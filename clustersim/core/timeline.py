@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,43 +21,11 @@ from clustersim.core.blocks import AT_ONCE, Block, Columns, RankSets, joined, no
 from clustersim.core.cards import card
 from clustersim.core.label import Label
 from clustersim.core.memo import Keeper
-from clustersim.core.mix import Mix
+from clustersim.core.op_infos import OpInfo, kinds, of_each
 from clustersim.core.sheets import Rows, Sheet, Shelf, expanded
 from clustersim.core.units import format_time
 
-
-class OpInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a span was: the label side of an op, shared by simulated and measured runs.
-
-    Parameters
-    ----------
-    name, stream, phase, bound : as in :mod:`clustersim.core.program`. kind : ``"compute"``, a collective's kind,
-        ``"send"`` or ``"recv"``.
-    nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute. flops : of one rank. step : the training
-        step it belongs to.
-    mix : of a simulated compute op, what its time at its rank's usual pace is spent on; None where unknown.
-    label : what it belongs to, as fields; None where unknown. stage : the pipeline stage of its ranks, -1 for none.
-    detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
-        alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
-        members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op;
-        ``between`` what a member of an uneven all-to-all sends to others per byte of S, in the mean.
-    """
-
-    name: str
-    kind: str
-    stream: str
-    phase: str = "other"
-    bound: str = "compute"
-    nbytes: float = 0.0
-    flops: float = 0.0
-    step: int = 0
-    role: str = ""
-    after: tuple[int, ...] = ()
-    detail: dict[str, Any] = {}
-    label: Label | None = None
-    stage: int = -1
-    mix: Mix | None = None
-
+__all__ = ["SPAN_LABELS", "WITHOUT_GPU", "LinkUse", "OpInfo", "Timeline", "alike", "step_ends"]
 
 WITHOUT_GPU = "ranks without a GPU"
 """Of the entry of ``stats`` that counts ranks whose profile has operators of the CPU alone."""
@@ -146,7 +113,7 @@ class Timeline(Keeper):
     """
 
     world_size: int
-    ops: tuple[OpInfo, ...]
+    ops: Sequence[OpInfo]
     rank_sets: tuple[Ints, ...]
     row_op: Ints
     row_set: Ints
@@ -164,7 +131,7 @@ class Timeline(Keeper):
     def of_blocks(
         cls,
         world_size: int,
-        ops: tuple[OpInfo, ...],
+        ops: Sequence[OpInfo],
         rank_sets: tuple[Ints, ...],
         rows: Columns,
         blocks: tuple[Block, ...],
@@ -210,7 +177,7 @@ class Timeline(Keeper):
         """Of each what there is; nothing is expanded for it."""
         counts = {
             "ranks": self.world_size,
-            "steps": len({op.step for op in self.ops}),
+            "steps": len({op.step for op in kinds(self.ops)}),
             "ops": len(self.ops),
             "spans": int(self.per_op()["ranks"].sum()),
         }
@@ -334,7 +301,7 @@ def alike(timeline: Timeline) -> tuple[Ints, Ints]:
 
 def step_ends(timeline: Timeline) -> Floats:
     """(steps, world_size) float [s]: when each rank's last op of each step ended; 0 where it did nothing in it."""
-    step = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    step = of_each(timeline.ops, lambda op: op.step, np.int64)
     ended = np.zeros((int(step.max(initial=-1)) + 1, timeline.world_size))
     rank, op, _, _, end = expanded(timeline._rows())
     np.maximum.at(ended, (step[op], rank), end)

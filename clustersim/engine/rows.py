@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, overload
 from weakref import ref
 
@@ -11,11 +12,13 @@ import numpy as np
 
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.blocks import Block, Columns, Meetings, RankSets, columns, joined
 from clustersim.core.blocks import Column as BlockColumn
 from clustersim.core.mesh import Mesh
+from clustersim.core.op_infos import InfoPass, RepeatedInfos
 from clustersim.core.program import Collective, Compute, Op, Role, Send
+from clustersim.core.repeated import RepeatedOps
 from clustersim.core.timeline import LinkUse, OpInfo
 from clustersim.core.topology import Topology
 from clustersim.engine import laid_out
@@ -229,9 +232,7 @@ class _LinkNames(Sequence[str]):
         return self._topology.link_name(chosen) if isinstance(chosen, int) else [self[i] for i in chosen]
 
 
-def infos(
-    short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh
-) -> tuple[OpInfo, ...]:
+def infos(short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh) -> Sequence[OpInfo]:
     """What each op was, role by role."""
     program = short.whole
     firsts = rows.firsts
@@ -240,7 +241,8 @@ def infos(
     partners: dict[OpKey, set[int]] = {}
     islands_of: dict[int, int] = {}
     alike: dict[tuple[int, int], dict[str, Any]] = {}  # of ops that meet nowhere else, by plans and groups
-    for site, place in _each(short, sites):
+    homes = [_homes(short, r) for r in range(len(program.roles))]
+    for site, place in _each(short, sites, homes):
         shape = id(site.plans), id(site.ranks)
         alone = len(site.sides) == 1 and site.sides[0].everyone
         if alone and shape in alike:
@@ -270,15 +272,54 @@ def infos(
         detail["groups"] = group[0] if len(group) == 1 else np.concatenate(group)
         if len(partners.get(key, ())) > 1:
             detail["meets"] = tuple(sorted(partners[key] - {firsts[key[0]] + key[1]}))
-    return tuple(
-        _info(op, role, first, details.get((r, i), {}))
-        for r, (role, first) in enumerate(zip(program.roles, firsts, strict=True))
-        for i, op in enumerate(role.ops)
-    )
+    if not any(isinstance(role.ops, RepeatedOps) for role in program.roles):
+        return tuple(
+            _info(op, role, first, details.get((r, i), {}))
+            for r, (role, first) in enumerate(zip(program.roles, firsts, strict=True))
+            for i, op in enumerate(role.ops)
+        )
+    home = np.concatenate([places + first for places, first in zip(homes, firsts, strict=True)])
+    places, of = np.unique(home, return_inverse=True)
+    ends = np.searchsorted(places, [*firsts, len(home)]).tolist()
+    made = [
+        _info(role.ops[i], role, first, details.get((r, i), {}))
+        for r, (role, first, bounds) in enumerate(zip(program.roles, firsts, pairwise(ends), strict=True))
+        for i in (places[slice(*bounds)] - first).tolist()
+    ]
+    passes = [
+        InfoPass(first + each.tail, first + each.end, each.microbatch)
+        for role, first in zip(program.roles, firsts, strict=True)
+        if isinstance(role.ops, RepeatedOps)
+        for each in role.ops.passes
+    ]
+    return RepeatedInfos(made, of.reshape(-1), passes)
 
 
-def _each(short: Shortened, sites: tuple[Site, ...]) -> Iterator[tuple[Site, OpKey]]:
-    """Sites, those of stretches by their collectives, with the place of the first op in the Program."""
+def _homes(short: Shortened, r: int) -> Ints:
+    """Of each op of a role the one whose facts it shares but for what it waits for and its micro-batch: where its pass
+    is written, if it meets nobody of another role."""
+    ops = short.whole.roles[r].ops
+    home = np.arange(len(ops))
+    if not isinstance(ops, RepeatedOps):
+        return home
+    alone = np.zeros(len(ops), dtype=np.bool_)
+    for op in short.program.roles[r].ops:
+        if isinstance(op, Stretch):
+            alone[op.first : op.last + 1] = True
+    computes: dict[int, Bools] = {}
+    for each in ops.passes:
+        there = slice(each.tail, each.end)
+        if each.home not in computes:
+            computes[each.home] = np.array([isinstance(op, Compute) for op in ops.written[there]], dtype=np.bool_)
+        written = slice(each.tail - each.shift, each.end - each.shift)
+        shared = computes[each.home] | (alone[there] & alone[written])
+        home[there] -= np.where(shared, each.shift, 0)
+    return home
+
+
+def _each(short: Shortened, sites: tuple[Site, ...], homes: list[Ints]) -> Iterator[tuple[Site, OpKey]]:
+    """Sites, those of stretches by their collectives as far as they are at their ``homes``, with the place of the first
+    op in the Program."""
     inner: dict[tuple[int, int], Site] = {}
     for site in sites:
         r, i = short.place(site.sides[0].key)
@@ -286,7 +327,9 @@ def _each(short: Shortened, sites: tuple[Site, ...]) -> Iterator[tuple[Site, OpK
         if not inside:
             yield site, (r, i)
             continue
-        for place, plans in zip(inside.collectives, inside.plans, strict=True):
+        places = i + np.array(inside.collectives)
+        for k in np.flatnonzero(homes[r][places] == places).tolist():
+            place, plans = inside.collectives[k], inside.plans[k]
             shape = id(plans), id(site.ranks)
             if shape not in inner:
                 inner[shape] = msgspec.structs.replace(site, plans=plans)

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
+from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pieces import STATES, Pieces, PieceState, by_class, pieces
@@ -119,7 +120,7 @@ def steps_between(timeline: Timeline, begin: float, end: float) -> int:
     ends = timeline.per_op()["end"]
     if not np.isfinite(ends).any():
         return 1
-    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    steps = of_each(timeline.ops, lambda op: op.step, np.int64)
     last = np.full(int(steps.max()) + 1, -np.inf)
     np.maximum.at(last, steps, ends)
     return max(1, int(((last > begin) & (last <= end * (1 + 1e-12))).sum()))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from clustersim.core.arrays import Columns, Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.model import Model
+from clustersim.core.op_infos import of_each
 from clustersim.core.program import PHASES
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike, step_ends
 from clustersim.explain.occupancy import holds_kernels, is_kernel, occupancy, seconds_of_ops
@@ -149,7 +150,7 @@ def steady_window(timeline: Timeline) -> SteadyWindow:
 
     Raises :class:`ProgramError` for an empty timeline.
     """
-    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    steps = of_each(timeline.ops, lambda op: op.step, np.int64)
     ops = timeline.per_op()
     played = ops["ranks"] > 0
     if not played.any():
@@ -188,7 +189,7 @@ def own_paces(timeline: Timeline, steady: Ints) -> Floats:
 def _per_gpu(timeline: Timeline, window: SteadyWindow, world: int, of_op: Callable[[OpInfo], float]) -> float:
     """Mean over the first ``world`` ranks of what their ops of the steady steps add up to, ``of_op`` each."""
     steady = set(window.steps.tolist())
-    flops = np.array([of_op(op) if op.step in steady else 0.0 for op in timeline.ops])
+    flops = of_each(timeline.ops, lambda op: of_op(op) if op.step in steady else 0.0, np.float64)
     return float((flops * timeline.ranks_per_op(world)).sum() / world)
 
 
@@ -215,7 +216,7 @@ def _of_ranks(timeline: Timeline, window: SteadyWindow, world: int) -> tuple[Col
     per_rank = {name: (column / steps)[class_of] for name, column in busy.items()}
     kernels = is_kernel(timeline) & ~holds_kernels(timeline)
     number = {phase: i for i, phase in enumerate(PHASES)}
-    phase = np.array([number.get(op.phase, number["other"]) for op in timeline.ops], dtype=np.int64)
+    phase = of_each(timeline.ops, lambda op: number.get(op.phase, number["other"]), np.int64)
     total = np.bincount(phase, weights=seconds * kernels, minlength=len(PHASES)) / (world * steps)
     phases = {name: float(total[i]) for name, i in number.items() if total[i] > 0}
     return {"rank": np.arange(world), **per_rank}, phases

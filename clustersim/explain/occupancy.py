@@ -17,6 +17,7 @@ import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.blocks import Column
+from clustersim.core.op_infos import of_each
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.sheets import BlockColumns, ColumnGlance, Sheet
 from clustersim.core.timeline import OpInfo, Timeline
@@ -68,23 +69,20 @@ def stays_on_device(op: OpInfo) -> bool:
 
 def holds_kernels(run: Timeline) -> Bools:
     """(n_ops,) whether an op is the host's and holds the compute stream, as loading a batch does."""
-    host = [on_host(op) and not stays_on_device(op) for op in run.ops]
-    holding: Bools = is_kernel(run) & np.array(host, dtype=bool)
+    holding: Bools = is_kernel(run) & of_each(run.ops, lambda op: on_host(op) and not stays_on_device(op), bool)
     return holding
 
 
 def is_kernel(run: Timeline) -> Bools:
     """(n_ops,) whether an op computes on the device: on the compute stream whatever does, on any other all but the
     host's work."""
-    return np.array(
-        [op.kind == "compute" and (op.stream == COMPUTE_STREAM or not on_host(op)) for op in run.ops], dtype=bool
-    )
+    return of_each(run.ops, lambda op: op.kind == "compute" and (op.stream == COMPUTE_STREAM or not on_host(op)), bool)
 
 
 def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = np.inf) -> dict[str, Floats]:
     """Seconds each of ``ranks`` (ascending) spends in each of :data:`STATES` between two times [s]."""
     computing = is_kernel(run)
-    talking = np.array([op.kind != "compute" for op in run.ops], dtype=bool)
+    talking = of_each(run.ops, lambda op: op.kind != "compute", bool)
     op_sets = {"compute": computing, "talk": talking, "both": computing | talking}
     if not op_sets["both"].all():
         op_sets["all"] = np.ones(len(run.ops), dtype=bool)

@@ -14,6 +14,7 @@ import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.timeline import Timeline, alike
 from clustersim.explain.columns import columns_of, did
 
@@ -28,7 +29,7 @@ FEW = 4
 @kept_with_first(maxsize=None)
 def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> Floats:
     """(world_size,) float [s]: time of each rank's compute ops that began in a window, queueing left out."""
-    compute = np.array([op.kind == "compute" and op.bound != "host" for op in timeline.ops], dtype=bool)
+    compute = of_each(timeline.ops, lambda op: op.kind == "compute" and op.bound != "host", bool)
     # A little slack: the first op of a step begins at the very end of the step before.
     slack = 1e-9 * max(timeline.makespan, 1e-30)
     low = begin - slack
@@ -55,8 +56,8 @@ def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) 
 @kept_with_first(maxsize=None)
 def roles(timeline: Timeline) -> Ints:
     """(world_size,) int: ranks with equal numbers ran ops of the same roles."""
-    names = list(dict.fromkeys(op.role for op in timeline.ops))
-    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
+    names = list(dict.fromkeys(op.role for op in kinds(timeline.ops)))
+    number = of_each(timeline.ops, lambda op: names.index(op.role), np.int64)
     used = np.array([did(timeline, number == k) for k in range(len(names))]).reshape(-1, timeline.world_size).T
     _, role_of = np.unique(used, axis=0, return_inverse=True)
     return np.asarray(role_of, dtype=np.int64).ravel()
@@ -72,7 +73,7 @@ def skews(timeline: Timeline) -> Floats:
     for block in timeline.blocks:
         first[block.op] = min(first[block.op], float(block.ready.min()))
         last[block.op] = max(last[block.op], float(block.ready.max()))
-    talks = np.array([op.kind not in {"compute", "send", "recv"} for op in timeline.ops], dtype=bool)
+    talks = of_each(timeline.ops, lambda op: op.kind not in {"compute", "send", "recv"}, bool)
     spread: Floats = np.where(talks & np.isfinite(first), last - first, np.nan)
     return spread
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
@@ -238,26 +239,24 @@ def _of_ops(timeline: Timeline) -> tuple[int, npt.NDArray[np.int16], Ints, Ints,
     """How many streams there are; and per op its stream, the rules of an instant it runs in and of one it waits in, and
     the states of its kernel and of its wait for a peer; those two have a last one for no op."""
     ops = timeline.ops
-    names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in ops))}
-    stream = np.array([names[op.stream] for op in ops], dtype=np.int16)
-    kernel = np.array([kernel_state(op) for op in ops] + [PieceState.BUBBLE], dtype=np.int64)
-    peer = [PieceState.BUBBLE if by_structure(timeline, op) else PieceState.STALL for op in ops]
-    return len(names), stream, *_rules(ops), kernel, np.array([*peer, PieceState.BUBBLE], dtype=np.int64)
+    names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in kinds(ops)))}
+    usual = COMPUTE_STREAM in names
+    stream = of_each(ops, lambda op: names[op.stream], np.int16)
+    kernel = of_each(ops, kernel_state, np.int64)
+    peer = of_each(ops, lambda op: PieceState.BUBBLE if by_structure(timeline, op) else PieceState.STALL, np.int64)
+    running = of_each(ops, lambda op: _running(op, usual=usual), np.int64)
+    waiting = of_each(ops, lambda op: PieceRule.QUEUED if op.kind == "compute" else PieceRule.PEER, np.int64)
+    kernel, peer = np.append(kernel, PieceState.BUBBLE), np.append(peer, PieceState.BUBBLE)
+    return len(names), stream, running, waiting, kernel, peer
 
 
-def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
-    """Per op the rule of an instant it runs in, and of one it waits in."""
-    usual = any(op.stream == COMPUTE_STREAM for op in ops)
-    running = np.zeros(len(ops), dtype=np.int64)
-    waiting = np.zeros(len(ops), dtype=np.int64)
-    for i, op in enumerate(ops):
-        if op.kind != "compute":
-            running[i], waiting[i] = PieceRule.TRANSFER, PieceRule.PEER
-            continue
-        main = op.stream == COMPUTE_STREAM or not (usual or on_host(op))
-        running[i] = PieceRule.KERNEL if main else PieceRule.HOST_WORK if on_host(op) else PieceRule.SIDE_KERNEL
-        waiting[i] = PieceRule.QUEUED
-    return running, waiting
+def _running(op: OpInfo, *, usual: bool) -> int:
+    """The rule of an instant that an op runs in; ``usual`` : the compute stream has its usual name."""
+    if op.kind != "compute":
+        return PieceRule.TRANSFER
+    if op.stream == COMPUTE_STREAM or not (usual or on_host(op)):
+        return PieceRule.KERNEL
+    return PieceRule.HOST_WORK if on_host(op) else PieceRule.SIDE_KERNEL
 
 
 def kernel_state(op: OpInfo) -> int:
@@ -283,19 +282,19 @@ def by_class(op: OpInfo) -> dict[int, float]:
 @kept_with_first(maxsize=None)
 def staged(timeline: Timeline) -> bool:
     """Whether ranks run different op lists by the schedule's own structure, as a pipeline's stages do."""
-    stages = {op.stage for op in timeline.ops} - {-1}
-    roles = {op.role for op in timeline.ops}
+    stages = {op.stage for op in kinds(timeline.ops)} - {-1}
+    roles = {op.role for op in kinds(timeline.ops)}
     return len(stages or roles) > 1 and not any("server" in role for role in roles)
 
 
 def workers(timeline: Timeline) -> Ints:
     """Ranks that train: all but those that are servers and nothing else."""
-    roles = list(dict.fromkeys(op.role for op in timeline.ops))
+    roles = list(dict.fromkeys(op.role for op in kinds(timeline.ops)))
     serves = np.array(["server" in role and "worker" not in role for role in roles], dtype=bool)
     if not serves.any():
         return np.arange(timeline.world_size)
     number = {role: i for i, role in enumerate(roles)}
-    of_op = serves[np.array([number[op.role] for op in timeline.ops], dtype=np.int64)]
+    of_op = serves[of_each(timeline.ops, lambda op: number[op.role], np.int64)]
     return np.flatnonzero(~did(timeline, of_op))
 
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
+from clustersim.core.op_infos import OpInfo, kinds, microbatches, of_each
 from clustersim.core.timeline import Timeline, alike
 from clustersim.core.units import format_time
 from clustersim.explain.columns import did
@@ -77,7 +78,7 @@ def stages(timeline: Timeline) -> tuple[Ints, ...]:
 
     Raises :class:`ProgramError` where stages hold different numbers of ranks.
     """
-    stage_of = np.array([op.stage for op in timeline.ops], dtype=np.int64)
+    stage_of = of_each(timeline.ops, lambda op: op.stage, np.int64)
     if not len(stage_of) or stage_of.max() < 0:
         return ()
     of_rank = np.full(timeline.world_size, -1, dtype=np.int64)
@@ -101,7 +102,9 @@ def replicas(timeline: Timeline) -> tuple[Ints, Ints]:
 def has_pipeline(timeline: Timeline) -> bool:
     """Whether the run has actions of more than one stage."""
     stages = {
-        op.stage for op in timeline.ops if op.stage >= 0 and op.label and op.label.action and op.kind == "compute"
+        op.stage
+        for op in kinds(timeline.ops)
+        if op.stage >= 0 and op.label and op.label.action and op.kind == "compute"
     }
     return len(stages) > 1
 
@@ -109,7 +112,7 @@ def has_pipeline(timeline: Timeline) -> bool:
 def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
     """(begin, end) [s] of each step: from the end of the one before, or its own beginning where that is earlier."""
     times = timeline.per_op()
-    step = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    step = of_each(timeline.ops, lambda op: op.step, np.int64)
     windows = {}
     before = 0.0
     for s in dict.fromkeys(step[np.argsort(times["ready"], kind="stable")].tolist()):
@@ -160,13 +163,23 @@ def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int,
 
 def _named(timeline: Timeline) -> tuple[list[_Name], Ints]:
     """What actions there are, and which of them each op is a kernel of; -1 for none."""
-    numbers: dict[_Name, int] = {}
-    of_op = np.full(len(timeline.ops), -1, dtype=np.int64)
-    for i, op in enumerate(timeline.ops):
-        if op.kind == "compute" and op.stage >= 0 and (label := op.label) is not None and label.action:
-            name = op.step, op.stage, label.action, label.microbatch, label.chunk
-            of_op[i] = numbers.setdefault(name, len(numbers))
-    return list(numbers), of_op
+    numbers: dict[tuple[int, int, str, int], int] = {}
+
+    def number(op: OpInfo) -> int:
+        """Of what an op is of, but for the micro-batch."""
+        if op.kind != "compute" or op.stage < 0 or op.label is None or not op.label.action:
+            return -1
+        return numbers.setdefault((op.step, op.stage, op.label.action, op.label.chunk), len(numbers))
+
+    of_op = of_each(timeline.ops, number, np.int64)
+    named = np.flatnonzero(of_op >= 0)
+    part, micro = of_op[named], microbatches(timeline.ops)[named]
+    _, first, which = np.unique((micro + 1) * len(numbers) + part, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # as they come first
+    of_op[named] = np.argsort(order)[which.reshape(-1)]
+    parts = list(numbers)
+    pairs = zip(part[first[order]].tolist(), micro[first[order]].tolist(), strict=True)
+    return [(*parts[k][:3], microbatch, parts[k][3]) for k, microbatch in pairs], of_op
 
 
 def _recomputation_joined(names: list[_Name], begin: dict[int, Floats], end: dict[int, Floats]) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 
 from clustersim.collectives.volume import per_member
 from clustersim.core.arrays import Columns, Floats, Ints
-from clustersim.core.timeline import LinkUse, OpInfo, Timeline
+from clustersim.core.op_infos import OpInfo, of_each
+from clustersim.core.timeline import LinkUse, Timeline
 from clustersim.core.topology import LINK_KINDS
 from clustersim.explain.dimensions import dimension
 
@@ -36,24 +37,28 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
     """
     ops = timeline.per_op()
     wanted = set(steps)
-    chosen = [i for i, op in enumerate(timeline.ops) if op.kind != "compute" and op.step in wanted]
     sort = sort or _word
     rows: dict[str, int] = {}
-    of_chosen = [rows.setdefault(sort(timeline.ops[i]), len(rows)) for i in chosen]
-    names = list(rows)
-    count, sent, received, ranks = (np.zeros(len(names)) for _ in range(4))
-    row_of = np.full(len(timeline.ops), -1, dtype=np.int64)
     nbytes_of = MemberBytes(timeline.world_size)
-    ranks_of = ops["ranks"].tolist()
-    for i, row in zip(chosen, of_chosen, strict=True):
-        op = timeline.ops[i]
-        did = float(ranks_of[i])
-        row_of[i] = row
-        out, into = nbytes_of(op)
-        count[row] += did if op.kind == "send" else op.kind != "recv"
-        sent[row] += did * out
-        received[row] += did * into
-        ranks[row] = max(ranks[row], did * (op.kind != "recv"))
+
+    def facts(op: OpInfo) -> tuple[float, ...]:
+        """Of an op its row, whether each rank or all together count it, whether it sends, and bytes out and in."""
+        if op.kind == "compute" or op.step not in wanted:
+            return -1, 0, 0, 0, 0, 0
+        row = rows.setdefault(sort(op), len(rows))
+        return row, op.kind == "send", op.kind not in {"send", "recv"}, op.kind != "recv", *nbytes_of(op)
+
+    each, once, whole, sends, out, into = of_each(timeline.ops, facts, np.float64).reshape(-1, 6).T
+    row_of = each.astype(np.int64)
+    names = list(rows)
+    chosen = row_of >= 0
+    row, did = row_of[chosen], ops["ranks"][chosen].astype(np.float64)
+    count, sent, received = (
+        np.bincount(row, weights=column, minlength=len(names)).astype(np.float64)
+        for column in (did * once[chosen] + whole[chosen], did * out[chosen], did * into[chosen])
+    )
+    ranks = np.zeros(len(names))
+    np.maximum.at(ranks, row, did * sends[chosen])
     table: Columns = {
         "op": np.array(names, dtype=np.str_),
         "count": count / len(steps),

@@ -23,6 +23,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
 from clustersim.explain import pipeline
 from clustersim.explain.breakdown import steady_pieces
@@ -153,8 +154,8 @@ def _row(stage: int, seconds: Floats) -> StageSeconds:
 
 def _columns(timeline: Timeline, cut: Pieces) -> Ints:
     """(pieces,) the column each belongs to; a bubble is ``tail`` so far, where its rank's list is over ``drain``."""
-    of_op = [DIMENSIONS.index(dimension(op)) if op.kind != "compute" else 0 for op in timeline.ops]
-    dim = np.array([*of_op, DIMENSIONS.index("step end")], dtype=np.int64)[cut.op]  # the last one is no op's
+    of_op = of_each(timeline.ops, lambda op: DIMENSIONS.index(dimension(op)) if op.kind != "compute" else 0, np.int64)
+    dim = np.append(of_op, DIMENSIONS.index("step end"))[cut.op]  # the last one is no op's
     bubble = cut.state == PieceState.BUBBLE
     return np.select(
         [

@@ -1,0 +1,140 @@
+"""What each op of a run was, of which those of repeated passes (:mod:`clustersim.core.repeated`) are kept once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.core.arrays import Ints
+from clustersim.core.label import Label
+from clustersim.core.mix import Mix
+
+
+class OpInfo(msgspec.Struct, frozen=True, gc=False):
+    """What a span was: the label side of an op, shared by simulated and measured runs.
+
+    Parameters
+    ----------
+    name, stream, phase, bound : as in :mod:`clustersim.core.program`. kind : ``"compute"``, a collective's kind,
+        ``"send"`` or ``"recv"``.
+    nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute. flops : of one rank. step : the training
+        step it belongs to.
+    mix : of a simulated compute op, what its time at its rank's usual pace is spent on; None where unknown.
+    label : what it belongs to, as fields; None where unknown. stage : the pipeline stage of its ranks, -1 for none.
+    detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
+        alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
+        members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op;
+        ``between`` what a member of an uneven all-to-all sends to others per byte of S, in the mean.
+    """
+
+    name: str
+    kind: str
+    stream: str
+    phase: str = "other"
+    bound: str = "compute"
+    nbytes: float = 0.0
+    flops: float = 0.0
+    step: int = 0
+    role: str = ""
+    after: tuple[int, ...] = ()
+    detail: dict[str, Any] = {}
+    label: Label | None = None
+    stage: int = -1
+    mix: Mix | None = None
+
+
+class InfoPass(msgspec.Struct, frozen=True, gc=False):
+    """Places of the ops of a pass that may repeat those of another, and the micro-batch it is of."""
+
+    begin: int
+    end: int
+    microbatch: int
+
+
+class RepeatedInfos(Sequence[OpInfo]):
+    """What the ops were, as if all had been written out.
+
+    Parameters
+    ----------
+    written : of ops of which nothing else is repeated. of : (n_ops,) int, an index into it for each op.
+    passes : that repeat others, ascending.
+    """
+
+    def __init__(self, written: Sequence[OpInfo], of: Ints, passes: Sequence[InfoPass]) -> None:
+        self.written = tuple(written)
+        self.of = of
+        self._passes = tuple(passes)
+        self._home = np.unique(of, return_index=True)[1]  # where each is written
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    @overload
+    def __getitem__(self, place: int) -> OpInfo: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[OpInfo, ...]: ...
+    def __getitem__(self, place: int | slice) -> OpInfo | tuple[OpInfo, ...]:
+        if isinstance(place, slice):
+            return tuple(self._at(i) for i in range(len(self))[place])
+        return self._at(range(len(self))[int(place)])
+
+    def __iter__(self) -> Iterator[OpInfo]:
+        return iter(self._all)
+
+    @cached_property
+    def _all(self) -> tuple[OpInfo, ...]:
+        return tuple(map(self._at, range(len(self))))
+
+    def __getstate__(self) -> tuple[tuple[OpInfo, ...], Ints, tuple[InfoPass, ...]]:
+        return self.written, self.of, self._passes
+
+    def __setstate__(self, state: tuple[tuple[OpInfo, ...], Ints, tuple[InfoPass, ...]]) -> None:
+        RepeatedInfos.__init__(self, *state)
+
+    def _at(self, i: int) -> OpInfo:
+        number = int(self.of[i])
+        info = self.written[number]
+        shift = i - int(self._home[number])
+        if not shift:
+            return info
+        label = info.label
+        if label is not None:
+            label = msgspec.structs.replace(label, microbatch=int(self.microbatch[i]))
+        return msgspec.structs.replace(info, after=tuple([need + shift for need in info.after]), label=label)
+
+    @cached_property
+    def microbatch(self) -> Ints:
+        """(n_ops,) int, of each op's label; -1 without one."""
+        own = [-1 if info.label is None else info.label.microbatch for info in self.written]
+        numbers: Ints = np.array(own, dtype=np.int64)[self.of]
+        labelled = np.array([info.label is not None for info in self.written], dtype=np.bool_)[self.of]
+        for each in self._passes:
+            place = slice(each.begin, each.end)
+            there = labelled[place] & (self._home[self.of[place]] != np.arange(each.begin, each.end))
+            numbers[place] = np.where(there, each.microbatch, numbers[place])
+        return numbers
+
+
+def of_each(ops: Sequence[OpInfo], fact: Callable[[OpInfo], Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """(n_ops,) a fact of each op, other than what it waits for and its micro-batch: asked once of those that are
+    repeated."""
+    if isinstance(ops, RepeatedInfos):
+        return np.array([fact(op) for op in ops.written], dtype=dtype)[ops.of]
+    return np.array([fact(op) for op in ops], dtype=dtype)
+
+
+def kinds(ops: Sequence[OpInfo]) -> Sequence[OpInfo]:
+    """The ops, of those that are repeated one."""
+    return ops.written if isinstance(ops, RepeatedInfos) else ops
+
+
+def microbatches(ops: Sequence[OpInfo]) -> Ints:
+    """(n_ops,) int, the micro-batch of each op's label; -1 without one."""
+    if isinstance(ops, RepeatedInfos):
+        return ops.microbatch
+    return np.array([-1 if op.label is None else op.label.microbatch for op in ops], dtype=np.int64)
