@@ -160,28 +160,16 @@ class BlockColumns:
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        numbers: dict[int, int] = {}
-        columns: list[Column] = []
-        which = []
-        for block in blocks:
-            for column in block.columns:
-                number = numbers.setdefault(id(column), len(columns))
-                if number == len(columns):
-                    columns.append(column)
-                which.append(number)
-        self.columns = columns
+        columns, which = _distinct([column for block in blocks for column in block.columns])
+        self.columns: list[Column] = columns
         self.op = np.array([block.op for block in blocks], dtype=np.int64)
-        self.which = np.array(which, dtype=np.int64).reshape(-1, 3).T.copy()
+        self.which = which.reshape(-1, 3).T.copy()
         self.low = np.array([column.low for column in columns], dtype=np.float64)
         self.high = np.array([column.high for column in columns], dtype=np.float64)
-        kinds: dict[tuple[bool, int, int], int] = {}
-        self._kind = np.array(
-            [
-                kinds.setdefault((column.low < column.high, id(column.of), _counted_kind(column)), len(kinds))
-                for column in columns
-            ],
-            dtype=np.int64,
-        )
+        of = _distinct([column.of for column in columns])[1]
+        counted = np.array([_counted_kind(column) for column in columns], dtype=np.int64)
+        # columns of one kind are looked up together
+        self._kind = 2 * (of * (counted.max(initial=0) + 1) + counted) + (self.low < self.high)
         self._values = [column.values for column in columns]
         self._since = _Distinct([column.since for column in columns])
         self._counted = _Distinct([None if column.since is None else column.values for column in columns])
@@ -218,19 +206,21 @@ def _counted_kind(column: Column) -> int:
     return 0 if column.since is None else len(column.values)
 
 
+def _distinct(objects: Sequence[Any]) -> tuple[list[Any], Ints]:
+    """Objects of a list, each once, in the order in which they come first; and of each place which is there."""
+    names = np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))
+    _, first, of = np.unique(names, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order))
+    return [objects[i] for i in first[order].tolist()], number[of.reshape(-1)]
+
+
 class _Distinct:
     """Objects of a list that are there more than once, each once."""
 
     def __init__(self, objects: Sequence[Any]) -> None:
-        numbers: dict[int, int] = {}
-        self._objects: list[Any] = []
-        of = []
-        for each in objects:
-            number = numbers.setdefault(id(each), len(numbers))
-            if number == len(self._objects):
-                self._objects.append(each)
-            of.append(number)
-        self._of = np.array(of, dtype=np.int64)
+        self._objects, self._of = _distinct(objects)
 
     def among(self, places: Ints) -> tuple[list[Any], Ints]:
         """Those at some places of the list, and of each place which."""

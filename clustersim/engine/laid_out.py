@@ -114,12 +114,13 @@ def transfers(
         alike.setdefault(id(site.plans), []).append(site)
     for some in alike.values():
         parts.append(_segments(some, [first_of[site.first] for site in some], start))
-    ids, began, ended, rate = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(ids, kind="stable")
+    columns_of = [[*column] for column in zip(*parts, strict=True)]
+    del parts  # they are as long as a run: each column goes as soon as it is sorted
+    more = sum(map(len, columns_of[0])) - len(segments[0])
+    order = np.argsort(np.concatenate(columns_of[0]), kind="stable")
+    ids, began, ended, rate = (np.concatenate(columns_of.pop(0))[order] for _ in range(4))
     of_each = [each.load for site in sites for each in _plans(site)]
-    columns = ids[order], began[order], ended[order], rate[order]
-    more = len(ids) - len(segments[0])
-    return LaidTransfers(columns, owners, counts, slice(None), np.concatenate(of_each), more)
+    return LaidTransfers((ids, began, ended, rate), owners, counts, slice(None), np.concatenate(of_each), more)
 
 
 def _plans(site: Site) -> tuple[GroupPlans, ...]:

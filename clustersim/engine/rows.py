@@ -109,7 +109,8 @@ class RunRows:
 
     def _keep(self, block: Block) -> None:
         """As rows where that is less."""
-        if len(block.ranks) < WIDE or not any(column.wide for column in block.columns):
+        ready, start, end = block.columns
+        if len(block.ranks) < WIDE or not (end.low < end.high or start.low < start.high or ready.low < ready.high):
             self._parts.append(self._book.rows(block))
         else:
             self._blocks.append(block)
