@@ -18,6 +18,7 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send
 from clustersim.core.timeline import Timeline
 from clustersim.engine import simulate
+from clustersim.engine.beside import around
 from clustersim.engine.play import Play
 from clustersim.engine.stretches import Shortened, Stretch
 
@@ -231,3 +232,18 @@ def test_who_waits_forever_is_told_of_the_ops_as_they_are_written() -> None:
     with pytest.raises(ProgramError) as plain:
         simulate(program, topology, toy.mesh(topology), planner=toy.up_links, op_by_op=True)
     assert str(told.value) == str(plain.value)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_an_op_is_between_is_told_by_all_that_is_before_and_behind_it(seed: int) -> None:
+    draw = Random(seed)
+    needs = [draw.sample(range(i), min(i, draw.randrange(3))) for i in range(30)]
+    kernels = sorted(draw.sample(range(30), 12))
+    place = [kernels.index(i) if i in kernels else -1 for i in range(30)]
+    before: list[set[int]] = []
+    for needed in needs:
+        before.append(set(needed).union(*(before[need] for need in needed)))
+    behind = [{k for k in range(30) if i in before[k]} for i in range(30)]
+    above, below = around(needs, place)
+    assert above == [max((place[k] for k in ks), default=-1) for ks in before]
+    assert below == [min((place[k] for k in ks if place[k] >= 0), default=12) for ks in behind]

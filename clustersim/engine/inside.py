@@ -14,6 +14,7 @@ import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.program import Compute
+from clustersim.engine.beside import around
 from clustersim.engine.flows.loads import INSTANT
 from clustersim.engine.planning import GroupPlans
 from clustersim.engine.stretches import StretchTemplate
@@ -92,18 +93,8 @@ class _StretchPlay:
 
     def _places(self) -> tuple[list[int], list[int]]:
         """Of each op the last kernel before it, and the first that waits for it, as places among kernels."""
-        needs = self.template.needs
         place = {k: p for p, k in enumerate(self.kernels)}
-        above = [-1] * len(needs)
-        below = [len(place)] * len(needs)
-        for k, needed in enumerate(needs):
-            for need in needed:
-                above[k] = max(above[k], above[need], place.get(need, -1))
-        for k in range(len(needs) - 1, -1, -1):
-            own = place.get(k, below[k])
-            for need in needs[k]:
-                below[need] = min(below[need], own)
-        return above, below
+        return around(self.template.needs, [place.get(k, -1) for k in range(len(self.template.ops))])
 
     def most(self, column: Floats) -> Floats:
         """(groups,) the most of each group."""

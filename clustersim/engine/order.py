@@ -33,6 +33,7 @@ from clustersim.core.program import (
     least_seconds,
     seconds,
 )
+from clustersim.engine.beside import around
 from clustersim.engine.columns import Column, lowest
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site, SiteSide
@@ -170,21 +171,8 @@ def watch(role_tasks: list[OpTask]) -> dict[str, list[OpTask]]:
     kernels = [t for t in role_tasks if t.op.stream == COMPUTE_STREAM and type(t.op) is Compute]
     for place, task in enumerate(kernels):
         task.place = place
-    above = [-1] * len(role_tasks)
-    below = [len(kernels)] * len(role_tasks)
-    for i, task in enumerate(role_tasks):
-        own = max(above[i], task.place)
-        for following in task.next:
-            k = following.key[1]
-            if above[k] < own:
-                above[k] = own
-    for i in range(len(role_tasks) - 1, -1, -1):
-        least = below[i]
-        for following in role_tasks[i].next:
-            place = below[following.key[1]] if following.place < 0 else following.place
-            if place < least:
-                least = place
-        below[i] = least
+    needs = [[task_before.key[1] for task_before in task.before] for task in role_tasks]
+    above, below = around(needs, [task.place for task in role_tasks])
     watched: dict[str, list[OpTask]] = {}
     for i, task in enumerate(role_tasks):
         if isinstance(task.op, Collective) and below[i] > above[i] + 1:

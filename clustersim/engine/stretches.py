@@ -22,6 +22,7 @@ import numpy as np
 from clustersim.core.arrays import Floats
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, seconds
 from clustersim.core.repeated import RepeatedOps, written
+from clustersim.engine.beside import around
 from clustersim.engine.in_line import LEAST, LineSearch, OpsInLine
 
 
@@ -234,28 +235,18 @@ def _spent(role: Role, op: Compute) -> Floats | float:
 
 def _billed(role: Role) -> set[int]:
     """The first places of stretches that may be beside a collective, and so may be billed for it."""
-    n = len(role.ops)
     works = [isinstance(op, Stretch) or (type(op) is Compute and op.stream == COMPUTE_STREAM) for op in role.ops]
-    count = np.concatenate([[0], np.cumsum(works)])
-    above = [-1] * n  # the last kernel or stretch that an op waits for
-    below = [n] * n  # the first that waits for it
-    needs_of: list[tuple[int, ...]] = []
+    kernels = np.flatnonzero(works).tolist()
+    place = np.where(works, np.cumsum(works) - 1, -1).tolist()
+    needs: list[tuple[int, ...]] = []
     last: dict[str, int] = {}
     for i, op in enumerate(role.ops):
-        needs = op.after if op.stream not in last else (*op.after, last[op.stream])
+        needs.append(op.after if op.stream not in last else (*op.after, last[op.stream]))
         last[op.stream] = i
-        needs_of.append(needs)
-        above[i] = max((need if works[need] else above[need] for need in needs), default=-1)
-        if above[i] >= 0:
-            above[i] = max(above[i], *(above[need] for need in needs))
-    for i in range(n - 1, -1, -1):
-        least = i if works[i] else below[i]
-        for need in needs_of[i]:
-            below[need] = min(below[need], least)
     billed: set[int] = set()
-    for i, op in enumerate(role.ops):
-        between = count[below[i]] - count[above[i] + 1] - isinstance(op, Stretch)
-        if isinstance(op, Collective) and between > 0:
-            beside = role.ops[max(above[i], 0) : below[i] + 1]
+    for op, own, above, below in zip(role.ops, place, *around(needs, place), strict=True):
+        if isinstance(op, Collective) and below - above - 1 > (own >= 0):
+            # The last before it and the first behind it may be what it begins and ends with.
+            beside = [role.ops[k] for k in kernels[max(above, 0) : below + 1]]
             billed.update(other.first for other in beside if isinstance(other, Stretch))
     return billed
