@@ -44,6 +44,25 @@ AT_ONCE = 2**20
 """Uses of slots that are looked at together."""
 
 
+class _UnderWay:
+    """Transfers of one stream and the same slots: when the last of them ends [s], and which nobody was told of yet."""
+
+    def __init__(self) -> None:
+        self.end = -np.inf
+        self._untold: list[tuple[float, int]] = []
+
+    def add(self, end: float, first: int) -> None:
+        """One more that ends then; ``first`` : its site's first meeting."""
+        self.end = max(self.end, end)
+        self._untold.append((end, first))
+
+    def told(self, now: float) -> list[int]:
+        """Those under way then: of one that is over, or was told, nobody asks again, for time goes on."""
+        under_way = [first for end, first in self._untold if end > now]
+        self._untold = []
+        return under_way
+
+
 class SharingGuess:
     """What is known of who may share with whom.
 
@@ -152,7 +171,8 @@ class SharingGuess:
         site_of = {side.key[1]: site for site in self._sites for side in site.sides if side.key[0] == r}
         beside: set[int] = set()
         now = 0.0
-        under_way: list[tuple[float, Op, Site]] = []
+        under_way: dict[tuple[str, bool, frozenset[int]], _UnderWay] = {}
+        share: dict[tuple[frozenset[int], frozenset[int]], bool] = {}
         for i, op in enumerate(self._program.roles[r].ops):
             if isinstance(op, Compute):
                 now += lowest(op.duration)
@@ -161,14 +181,20 @@ class SharingGuess:
             if i not in site_of:
                 continue
             site = site_of[i]
-            under_way = [other for other in under_way if other[0] > now]
-            for _, earlier, its_site in under_way:
-                if earlier.stream == op.stream or (isinstance(earlier, Collective) and isinstance(op, Collective)):
+            together = isinstance(op, Collective)
+            slots = self._slots[id(site.plans)]
+            for (stream, collective, other_slots), transfers in under_way.items():
+                if transfers.end <= now or stream == op.stream or (collective and together):
                     continue
-                if not self._slots[id(site.plans)].isdisjoint(self._slots[id(its_site.plans)]):
-                    beside.update((site.first, its_site.first))
+                pair = slots, other_slots
+                if pair not in share:
+                    share[pair] = not slots.isdisjoint(other_slots)
+                if share[pair]:
+                    beside.add(site.first)
+                    beside.update(transfers.told(now))
             latency, moving = site.plans.columns
-            under_way.append((now + highest(latency) + highest(moving), op, site))
+            kind = under_way.setdefault((op.stream, together, slots), _UnderWay())
+            kind.add(now + highest(latency) + highest(moving), site.first)
         return beside
 
     def _neighbours(self, lane: Ints, slot: Ints) -> dict[int, list[int]]:

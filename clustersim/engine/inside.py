@@ -90,6 +90,7 @@ class _StretchPlay:
             if template.slowdown > 0 and self.below[k] > self.above[k] + 1 and k not in (0, len(ops) - 1)
         ]
         self.paid: dict[int, Bools] = {k: np.zeros(self.n, dtype=np.bool_) for k in self.owing}
+        self.settled = 0  # of them, the first so many, for which all ranks have paid
 
     def _places(self) -> tuple[list[int], list[int]]:
         """Of each op the last kernel before it, and the first that waits for it, as places among kernels."""
@@ -148,12 +149,14 @@ class _StretchPlay:
         total: Floats | None = None
         late = ready * (1 + INSTANT)
         before = np.ones(self.n, dtype=np.bool_)  # who has paid for all before on the stream
-        for k in self.owing:
-            if self.above[k] >= place:
+        # Who has paid for one has paid for all before it: those that everybody has paid for come first.
+        while self.settled < len(self.owing) and self.paid[self.owing[self.settled]].all():
+            self.settled += 1
+        for queued in range(self.settled, len(self.owing)):
+            k = self.owing[queued]
+            if self.above[k] >= place or not before.any():
                 break
             paid = self.paid[k]
-            if paid.all():
-                continue
             pays = before & ~paid & (self.end[k] <= late)
             before = paid | pays
             if pays.any():
