@@ -47,6 +47,7 @@ sys.meta_path.insert(0, OldPaths())
 
 VIEWS = {
     "picture": "clustersim.app.plots:picture",
+    "picture_file": "clustersim.app.plots:picture_file",
     "report": "clustersim.app.report:write_report",
     "run_file": "clustersim.files.traces.saved:save_run",
 }

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import clustersim as package
-from clustersim.app.plots.tracks import representatives
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.explain import explain
 from clustersim.explain.pieces import STATES
+from clustersim.explain.representatives import representatives
 from clustersim.explain.stalls import causes
 from clustersim.studies.what_if.rerun import step_time
 

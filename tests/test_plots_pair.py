@@ -15,8 +15,8 @@ from clustersim import engine
 from clustersim.app import plots
 from clustersim.app.cli.common import rank_words
 from clustersim.app.cli.run import run as run_command
-from clustersim.app.plots import tracks
 from clustersim.core.program import Compute
+from clustersim.files import slices as slices_of_timeline
 
 
 def run(seconds, steps=2, ranks=2):
@@ -69,7 +69,7 @@ def test_of_few_ranks_all_are_worth_a_trace_and_of_many_some_whole_nodes():
 @pytest.mark.parametrize(("slices", "expected"), [(10**6, "nodes"), (2000, "representatives"), (1, "representatives")])
 def test_of_a_long_run_fewer_ranks_are_worth_a_trace(monkeypatch, slices, expected):
     timeline = clustersim.load("ddp_resnet50_1x8_v100", {"run.steps": 2, "cluster.nodes": 16}).run().timeline
-    monkeypatch.setattr(tracks, "MAX_SLICES", slices)
+    monkeypatch.setattr(slices_of_timeline, "MAX_SLICES", slices)
     remarkable = list(plots.representatives(timeline))
     nodes = np.isin(timeline.rank_node, timeline.rank_node[remarkable])
     sets = {"nodes": np.flatnonzero(nodes).tolist(), "representatives": remarkable}

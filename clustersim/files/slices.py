@@ -18,12 +18,16 @@ from clustersim.core.outputs import fresh, named
 from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, step_ends
+from clustersim.explain.representatives import representatives
 
 Place = tuple[int, int]
 """A span: its rank and its op."""
 
 MAX_SLICES = 400_000
 """Slices a viewer opens at ease (some 100 MB of JSON); a file of all ranks is cut to the ranks that fit."""
+
+FEW = 64
+"""Ranks that are all worth a trace."""
 
 COUNTERS = 8
 """Links that get a counter track."""
@@ -75,6 +79,19 @@ def ranks_to_write(timeline: Timeline, ranks: Sequence[int] | None) -> tuple[int
         return tuple(range(world))
     node = nodes(timeline)
     return tuple(range(int(np.argmax(node == node[fit])) or fit))
+
+
+def worth_a_trace(timeline: Timeline) -> tuple[int, ...]:
+    """Ranks to look at one by one, as many as a viewer opens at ease: all of a few; else the nodes that the
+    representatives (:mod:`clustersim.explain.representatives`) are on; else those alone."""
+    most = max(1, MAX_SLICES // slices_of_rank(timeline))
+    if timeline.world_size <= min(FEW, most):
+        return tuple(range(timeline.world_size))
+    chosen = np.array(list(representatives(timeline)), dtype=np.int64)
+    if timeline.rank_node is None:
+        return tuple(chosen.tolist())
+    on_nodes = np.flatnonzero(np.isin(timeline.rank_node, timeline.rank_node[chosen]))
+    return tuple((on_nodes if len(on_nodes) <= most else chosen).tolist())
 
 
 def slices_of_rank(timeline: Timeline) -> int:

@@ -123,18 +123,18 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
 
 def _write(result: Result, document: bytes, folder: Folder, ranks: Sequence[int] | None) -> tuple[int, ...]:
     """Returns the ranks whose spans are in the trace: these, or for None those worth a look."""
-    from clustersim.app import plots
     from clustersim.files import chrome_trace
+    from clustersim.files.slices import worth_a_trace
 
-    chosen = plots.worth_a_trace(result.timeline) if ranks is None else ranks
+    chosen = worth_a_trace(result.timeline) if ranks is None else ranks
     with folder.files() as path_of:
         result.save(path_of("run.npz"))
         path_of("result.json").write_bytes(document)
         written = chrome_trace.write_chrome_trace(
             result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory
         )
-        plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
-        plots.save(plots.picture("waterfall", result.saved), path_of("waterfall.png"))
+        result.draw("gantt", path_of("gantt.png"))
+        result.draw("waterfall", path_of("waterfall.png"))
     return written
 
 

@@ -33,6 +33,7 @@ from clustersim.app.plots.movie import swap_movie as swap_movie
 from clustersim.app.plots.of_run import PICTURES as PICTURES
 from clustersim.app.plots.of_run import View as View
 from clustersim.app.plots.of_run import picture as picture
+from clustersim.app.plots.of_run import picture_file as picture_file
 from clustersim.app.plots.of_sweep import scaling as scaling
 from clustersim.app.plots.of_sweep import sweep_curves as sweep_curves
 from clustersim.app.plots.pipeline import pipeline_grid as pipeline_grid
@@ -47,7 +48,7 @@ from clustersim.app.plots.table import PlotTable as PlotTable
 from clustersim.app.plots.table import table as table
 from clustersim.app.plots.timeline import gantt as gantt
 from clustersim.app.plots.timeline import gantt_pair as gantt_pair
-from clustersim.app.plots.tracks import last_step as last_step
-from clustersim.app.plots.tracks import representatives as representatives
-from clustersim.app.plots.tracks import worth_a_trace as worth_a_trace
 from clustersim.app.plots.waterfall import waterfall as waterfall
+from clustersim.explain.representatives import last_step as last_step
+from clustersim.explain.representatives import representatives as representatives
+from clustersim.files.slices import worth_a_trace as worth_a_trace

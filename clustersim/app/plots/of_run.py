@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from clustersim.app.plots.dimensions import mesh_on_machine, traffic
-from clustersim.app.plots.drawing import Axes, Figure, only_one
+from clustersim.app.plots.drawing import Axes, Figure, only_one, save
 from clustersim.app.plots.footprint import footprint, memory_over_time
 from clustersim.app.plots.heat import link_heat
 from clustersim.app.plots.machine import link_loads, loaded_topology
@@ -65,6 +66,11 @@ def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
             )
         window = step_windows[view.step]
     return PICTURES[kind](run, replace(view, title=title, window=window))
+
+
+def picture_file(kind: str, run: SavedRun, path: Path) -> None:
+    """Write a picture of a saved run: a ``.png``, ``.svg`` or ``.pdf``; the same run gives the same bytes."""
+    save(picture(kind, run), path)
 
 
 def _breakdown(run: SavedRun, view: View) -> Figure:

@@ -10,10 +10,11 @@ import numpy as np
 from clustersim.app.plots.bars import ROW_HEIGHT, BarCanvas, BarRow, draw_row, legend, rows_of, spans_inside
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, plain_axes, titled
 from clustersim.app.plots.style import INK, QUIET, time_unit
-from clustersim.app.plots.tracks import last_step, representatives, who
+from clustersim.app.plots.tracks import who
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain.occupancy import occupancy
+from clustersim.explain.representatives import last_step, representatives
 
 _APART = 1.5
 """Rows between two runs, for the name of the second."""

@@ -14,76 +14,13 @@ from clustersim.app.plots.style import palette
 from clustersim.core.arrays import Bools, Floats
 from clustersim.core.memo import kept_with_first
 from clustersim.core.program import COMPUTE_STREAM
-from clustersim.core.timeline import OpInfo, Timeline, alike
-from clustersim.explain.columns import did
-from clustersim.explain.metrics import steady_window
-from clustersim.explain.pace import pace_ratios
-from clustersim.files.slices import MAX_SLICES, slices_of_rank
+from clustersim.core.timeline import OpInfo, Timeline
 
 Spans = dict[str, npt.NDArray[Any]]
 """As :meth:`clustersim.core.timeline.Timeline.spans` gives them."""
 
-FEW = 64
-"""Ranks that are all worth a trace."""
-MAX_RANKS = 4
 MAX_STREAMS = 6
-"""Rows of a chart: ranks, and streams of each."""
-
-
-def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
-    """Up to ``n`` ranks worth looking at, ascending, each with what it is: the first and last rank, and where paces
-    differ in the steady state the slowest against its role's median (its peers wait for it, and the verdict names it)
-    and the fastest of its role."""
-    if timeline.world_size <= 2:
-        return dict.fromkeys(range(timeline.world_size), "")
-    chosen: dict[int, str] = {}
-    classes, _ = alike(timeline)
-    roles = _roles(timeline)
-    steady = steady_window(timeline)
-    pace = pace_ratios(timeline, steady.begin, steady.end)[classes]
-    slowest = int(classes[pace.argmax()])
-    peers = roles[classes] == roles[slowest]
-    if np.ptp(pace[peers]) > 1e-9:
-        chosen = {slowest: "slowest", int(classes[peers][pace[peers].argmin()]): "fastest"}
-    other_roles = {int(rank): str(roles[rank]) for rank in classes.tolist() if roles[rank] != roles[0]}
-    for rank in (*list(other_roles)[:1], 0, timeline.world_size - 1, *classes.tolist()):
-        if len(chosen) < n:
-            chosen.setdefault(rank, other_roles.get(rank, ""))
-    return dict(sorted(chosen.items()))
-
-
-def last_step(timeline: Timeline) -> tuple[float, float]:
-    """(begin, end) [s] of the last step: from the end of the one before, on whichever rank that was latest."""
-    steady = steady_window(timeline)
-    ended = timeline.per_op()["end"]
-    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
-    before = ended[steps < steady.steps[-1]].max(initial=-np.inf)
-    return (float(before) if steady.begin < before < steady.end else steady.begin), steady.end
-
-
-def worth_a_trace(timeline: Timeline) -> tuple[int, ...]:
-    """Ranks to look at one by one, as many as a viewer opens at ease: all of a few; else the nodes that the
-    :func:`representatives` are on; else those alone."""
-    most = max(1, MAX_SLICES // slices_of_rank(timeline))
-    if timeline.world_size <= min(FEW, most):
-        return tuple(range(timeline.world_size))
-    chosen = np.array(list(representatives(timeline)), dtype=np.int64)
-    if timeline.rank_node is None:
-        return tuple(chosen.tolist())
-    on_nodes = np.flatnonzero(np.isin(timeline.rank_node, timeline.rank_node[chosen]))
-    return tuple((on_nodes if len(on_nodes) <= most else chosen).tolist())
-
-
-def _roles(timeline: Timeline) -> npt.NDArray[np.str_]:
-    """(world_size,) the role of each rank."""
-    names = list(dict.fromkeys(op.role for op in timeline.ops))
-    if len(names) <= 1:
-        return np.full(timeline.world_size, names[0] if names else "")
-    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
-    role = np.zeros(timeline.world_size, dtype=np.int64)
-    for k in range(len(names)):
-        role[did(timeline, number == k)] = k
-    return np.array(names)[role]
+"""Rows of a rank in a chart."""
 
 
 def stream_rows(timeline: Timeline, spans: Spans, ranks: Iterable[int]) -> dict[int, list[tuple[str, str]]]:

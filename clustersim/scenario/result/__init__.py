@@ -171,6 +171,10 @@ class Result:
         figure: Figure = views.view("picture")(kind, self.saved, view)
         return figure
 
+    def draw(self, kind: str, path: str | Path) -> None:
+        """Write a picture, a ``.png``, ``.svg`` or ``.pdf``: :func:`clustersim.app.plots.picture_file`."""
+        views.view("picture_file")(kind, self.saved, Path(path))
+
     def report(self, path: str | Path) -> None:
         """Write one HTML page that says what it came to and why: :func:`clustersim.app.report.write_report`."""
         views.view("report")(self.saved, Path(path), prepared=self.prepared)
