@@ -15,6 +15,7 @@ from clustersim.app import plots
 from clustersim.app.cli import cli
 from clustersim.app.report import content
 from clustersim.core import memory_parts
+from clustersim.core.device import device
 from clustersim.core.memory_parts import MEMORY_PARTS, MemoryPart
 from clustersim.core.memory_use import MemoryCourse
 from clustersim.scenario.run.held import held
@@ -110,7 +111,7 @@ def test_what_a_step_holds_is_a_row():
     moments = ("fwd a", "bwd a", "optimizer")
     rows = [part for part in MEMORY_PARTS if part.of != "driver"]
     columns = {part.key: np.ones(3) for part in rows if part.value is None}
-    assert list(MemoryCourse.of(moments, columns).parts) == [part.key for part in rows]
+    assert list(MemoryCourse.of(moments, columns, device("V100-SXM2-16GB")).parts) == [part.key for part in rows]
     with pytest.raises(KeyError, match="unheard_of"):
         MemoryCourse.of(moments, columns | {"unheard_of": np.ones(3)})
     del columns["logits"]

@@ -57,8 +57,8 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_name : what stands before a block's names, ``{}`` for its number. mtp : of modules that predict further
         tokens, numbered after the last block.
     scores : whose passes over attention scores its eager code makes, a key of ``SCORES``.
-    reads : dimensions of a Shape (``experts.count`` for one of its parts) to fields of the config (``a.b`` for a field
-        of a table); the first that is there counts where several are joined by ``|``.
+    reads : dimensions of a Shape (``experts.count`` for one of its parts) to fields of the config; the first that is
+        there counts where several are joined by ``|``. A field of a table inside the config is read by a rule.
     sets : dimensions that the class fixes. ``gated`` says that the MLP multiplies two projections.
     rules : functions of :data:`clustersim.model.rules.RULES` for what a table cannot say, in order.
     needs : dimensions that a config must have, beside the usual ones. optional : usual ones that it need not, as
