@@ -12,32 +12,16 @@ from clustersim.app.cli.common import PATH, json_option, option_option, print_js
 from clustersim.app.cli.new import write_new
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import together, writing
+from clustersim.files.frameworks import NAMES, WRITTEN
 
 if TYPE_CHECKING:
     from clustersim.files.launch import LaunchFiles, LaunchImport
-
-FRAMEWORKS = (
-    "megatron",
-    "torchtitan",
-    "deepspeed",
-    "accelerate",
-    "nemo",
-    "torchtune",
-    "neox",
-    "nanotron",
-    "foundry",
-    "olmo",
-    "lightning",
-)
-WRITTEN = FRAMEWORKS[:4]
 
 
 @click.command("import", short_help="Make a scenario of a framework's launch files.")
 @click.argument("files", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--out", "out", required=True, type=PATH, help="The scenario to write: a .toml file.")
-@click.option(
-    "--from", "framework", type=click.Choice(FRAMEWORKS), help="Whose files they are.  [found by their content]"
-)
+@click.option("--from", "framework", type=click.Choice(NAMES), help="Whose files they are.  [found by their content]")
 @click.option("--topology", help="The machine, a shipped topology or a file: launch files do not say it.")
 @click.option("--nodes", type=click.IntRange(1, 10_000_000), help="How many nodes, where no launcher says it.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 10_000_000), help="Ranks on each node.  [all its GPUs]")

@@ -70,8 +70,8 @@ def _launch(front: list[ChosenRow], out: Path) -> str:
     """The command that writes the fastest option's launch files, for the framework that has most words for it; nothing
     where none can launch it."""
     from clustersim import scenario
-    from clustersim.app.cli.exchange import WRITTEN
     from clustersim.files import launch as exchange
+    from clustersim.files.frameworks import WRITTEN
 
     if not front:
         return ""

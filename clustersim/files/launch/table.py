@@ -13,6 +13,7 @@ from clustersim.core import texts
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.paths import data_path
 from clustersim.core.texts import shown, toml
+from clustersim.files.frameworks import NAMES as NAMES
 
 Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any"]
 
@@ -168,21 +169,6 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _HAS = {"experts": "shape.experts.count", "latent": "shape.mla", "grouped": "shape.grouped"}
-
-NAMES = (
-    "megatron",
-    "torchtitan",
-    "deepspeed",
-    "accelerate",
-    "nemo",
-    "torchtune",
-    "neox",
-    "nanotron",
-    "foundry",
-    "olmo",
-    "lightning",
-)
-"""A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
 
 
 @lru_cache(maxsize=16)
