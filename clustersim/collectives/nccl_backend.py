@@ -21,6 +21,7 @@ from clustersim.collectives import nccl_terms as terms
 from clustersim.collectives.base import Channel, Group, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl.constants import ALGORITHMS as TUNED_ALGORITHMS
 from clustersim.collectives.nccl.constants import PROTOCOLS
 from clustersim.collectives.nccl.search import search_channels
 from clustersim.collectives.nccl.tuner import channels_used, choose
@@ -35,8 +36,6 @@ from clustersim.core.transports import transport
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Kinds NCCL's tuner chooses for; the rest are grouped sends and receives."""
-
-_OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat", "collnet_direct", "collnet_chain"})
 
 
 class NcclPick(NamedTuple):
@@ -249,7 +248,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
 def foreign(request: Request) -> bool:
     """Whether a pin names an algorithm that is not NCCL's, to be played as if written on NCCL's sends and receives."""
     name = request.algorithm
-    if name is None or name in _OWN or (name == "direct" and request.kind not in TUNED):
+    if name is None or name in TUNED_ALGORITHMS or (name == "direct" and request.kind not in TUNED):
         return False
     return name in ALGORITHMS and request.kind in ALGORITHMS[name].kinds
 

@@ -152,8 +152,23 @@ def _joined(machine: Topology, gpus: int) -> Board | None:
 
 def nics_asked(text: str) -> tuple[int, float]:
     """``8x400Gb/s``: how many NICs, and the rate of each [Gb/s]. Raises :class:`ClusterSimError`."""
+    count, rate = nics_in_words(text)
+    if count < 1:
+        raise ClusterSimError(_no_nics(text))
+    return count, parse_bandwidth(rate) * 8 / 1e9
+
+
+def nics_in_words(text: str) -> tuple[int, str]:
+    """How many NICs, and the rate of each as a topology file writes it. Raises :class:`ClusterSimError`.
+
+    >>> nics_in_words("8x400Gb/s")
+    (8, '400 Gb/s')
+    """
     match = re.fullmatch(r"(\d+)\s*x\s*(.+)", text.strip())
-    if match is None or int(match[1]) < 1:
-        raise ClusterSimError(f"--nics {text!r}: write a number and a rate, such as 8x400Gb/s")
-    rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", match[2].strip())
-    return int(match[1]), parse_bandwidth(rate) * 8 / 1e9
+    if match is None:
+        raise ClusterSimError(_no_nics(text))
+    return int(match[1]), re.sub(r"(?<=\d)(?=[A-Za-z])", " ", match[2].strip())
+
+
+def _no_nics(text: str) -> str:
+    return f"--nics {text!r}: write a number and a rate, such as 8x400Gb/s"
