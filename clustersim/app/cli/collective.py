@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
-from clustersim.app.cli.common import json_option, print_json, working
+from clustersim.app.cli.common import BACKEND, json_option, print_json, working
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.limits import MOST_VALUES, counted
 from clustersim.core.units import parse_message_size, parse_nccl_version
@@ -110,7 +110,7 @@ class CollectiveRow(msgspec.Struct, frozen=True):
 @click.option("--channels", type=click.IntRange(min=1), help="Force a number, as NCCL_MIN_ and NCCL_MAX_NCHANNELS do.")
 @click.option(
     "--backend",
-    type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
+    type=BACKEND,
     help="The library; mpi_cuda is Open MPI with CUDA support.  [nccl; gloo where there is no GPU]",
 )
 @click.option(

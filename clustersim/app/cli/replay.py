@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.app.cli.common import PATH, format_option, json_option, number_table, print_json, stdout, working
+from clustersim.app.cli.common import (
+    BACKEND,
+    PATH,
+    format_option,
+    json_option,
+    number_table,
+    print_json,
+    stdout,
+    working,
+)
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.outputs import MANIFEST, Folder
 from clustersim.core.texts import short
@@ -44,7 +53,7 @@ SAVED = ("measured.npz", SIMULATED)
 )
 @click.option(
     "--backend",
-    type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
+    type=BACKEND,
     help="What collectives run on.  [the trace's own; else nccl, or gloo without a GPU]",
 )
 @click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
