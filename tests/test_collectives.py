@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
+from clustersim.collectives.algorithm_contract import check_data, check_edges, check_sends
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.volume import per_member
 from clustersim.core.errors import ProgramError, TopologyError
-from clustersim.testing import check_data, check_edges, check_sends
 
 OPERATIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 PAIRS = [(name, kind) for name, row in ALGORITHMS.items() for kind in sorted(row.kinds)]

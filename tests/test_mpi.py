@@ -21,6 +21,7 @@ from clustersim.calibrate.captured import asked, fastest, least, read_capture
 from clustersim.calibrate.fit.of_capture import calibrate_captures
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
+from clustersim.collectives.algorithm_contract import check_data
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.host_law import BOX
 from clustersim.collectives.mpi import asked_of, parts_of
@@ -30,7 +31,6 @@ from clustersim.core.costs import MPI_COSTS as COSTS
 from clustersim.core.errors import ProgramError
 from clustersim.core.topology import CPU
 from clustersim.scenario import from_table
-from clustersim.testing import check_data
 
 KINDS = sorted(COSTS.call)
 MEASURED = Path(__file__).parent / "data" / "mpi"

@@ -5,20 +5,14 @@ from __future__ import annotations
 import tempfile
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from clustersim.core.contract import require
 from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces import FORMATS, Format, Samples, Told, candidates
 from clustersim.files.traces.files import files_of
-
-
-def require(holds: bool, row: Any, message: str) -> None:
-    """An assertion that ``python -O`` leaves in, of a row that has a name."""
-    if not holds:
-        raise AssertionError(f"{row.name}: {message}")
 
 
 def check_reader(row: Format, *examples: str | Path) -> None:
