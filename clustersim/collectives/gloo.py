@@ -116,11 +116,11 @@ def _reduce(request: Request, hosts: Group) -> Traffic:
     n = hosts.size
     ring = RING.traffic(dataclasses.replace(request, kind="reduce_scatter"), hosts, _rank_ring(n))
     passed, blocks = reduced_bytes(n, request.nbytes)
-    whole = max(request.nbytes, 1.0)
+    payload = max(request.nbytes, 1.0)
     rest = np.delete(everyone(hosts), request.root)
     root = np.full(len(rest), request.root, dtype=np.int64)
-    round_it: Part = (ring.src, ring.dst, passed[ring.src] / whole, ring.rail)
-    to_root: Part = (rest, root, blocks[rest] / whole, 0)
+    round_it: Part = (ring.src, ring.dst, passed[ring.src] / payload, ring.rail)
+    to_root: Part = (rest, root, blocks[rest] / payload, 0)
     return traffic_of([round_it, to_root], ring.steps + 1, ring.net_steps + 1, rounds=[0, 1])
 
 

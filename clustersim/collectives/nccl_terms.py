@@ -169,13 +169,13 @@ def rendezvous(algorithm: str, protocol: str, nbytes: float, group: Group, costs
     ``nbytes`` : of the payload, a block's share. LL sends a flag with every word, and the host looks at each: 5, 8 and
     17 us a hop for 8, 16 and 32 KiB on two nodes of Polaris. Longer ones follow each other.
     """
-    where = placement(group)
-    limit = transport(where.net).eager
+    place = placement(group)
+    limit = transport(place.net).eager
     message = nbytes * (2.0 if protocol == "LL" else 1.0)
     if algorithm != "tree" or protocol == "Simple" or message < limit:
         return 0.0
-    hops = 2.0 * costs.tree_levels * math.log2(where.islands)
-    return hops * costs.rendezvous[where.net] * min(message, 0.5 * SLOT) / limit
+    hops = 2.0 * costs.tree_levels * math.log2(place.islands)
+    return hops * costs.rendezvous[place.net] * min(message, 0.5 * SLOT) / limit
 
 
 LATE = 0.02
@@ -191,19 +191,19 @@ def message_time(
     Every step of every block is a message; Simple's wait twice, for their receiver and the flush. One that takes its
     NIC longer than that finds its receiver ready. ``nbytes`` : of the payload, a block's share.
     """
-    where = placement(group)
+    place = placement(group)
     simple = protocol == "Simple"
-    each = costs.rendezvous[where.net] * (2.0 if simple else 1.0)
-    if algorithm != "ring" or not transport(where.net).in_turn:
+    handshake = costs.rendezvous[place.net] * (2.0 if simple else 1.0)
+    if algorithm != "ring" or not transport(place.net).in_turn:
         return 0.0
     message = nbytes * (2.0 if protocol == "LL" else 1.0) / group.size
     # A slower NIC beside others has fewer channels or none: it keeps none of their receivers ready.
-    fastest = 1e9 * max(nic.bandwidth for view in where.system.views for nic in view.nics)
-    if message >= each * fastest:
+    fastest = 1e9 * max(nic.bandwidth for view in place.system.views for nic in view.nics)
+    if message >= handshake * fastest:
         return 0.0
     # The fuller its slot, the likelier it is that a receiver is late; Simple's messages are always larger.
     late = 1.0 if simple else min(max(message / SLOT, LATE), 1.0)
-    return (1.0 - (1.0 - late) ** where.islands) * loads.steps * blocks * each
+    return (1.0 - (1.0 - late) ** place.islands) * loads.steps * blocks * handshake
 
 
 def over_pcie(loads: PathLoads) -> bool:
@@ -236,12 +236,12 @@ def _tree_ceiling(protocol: str, group: Group) -> float:
 
     A slow NIC makes the search lay narrower channels and more of them. Blocks that wait for a NIC lift no cap: they
     count for as many as there would be if every NIC filled its slot."""
-    where, caps = placement(group), constants(group.nccl_version)
-    age, nodes = generation_row(where.system.sm), min(where.islands, 3) - 1
+    place, caps = placement(group), constants(group.nccl_version)
+    age, nodes = generation_row(place.system.sm), min(place.islands, 3) - 1
     cap = caps.tree[age][nodes]
     if protocol == "LL128":
         cap = min(cap, caps.tree_ll128[age][nodes])
-    laid = min(search(system)["tree"].n_channels for system in (where.system, with_full_nics(where.system)))
+    laid = min(search(system)["tree"].n_channels for system in (place.system, with_full_nics(place.system)))
     return 0.5e9 * cap * laid
 
 

@@ -136,17 +136,17 @@ class LatePeers:
         own = np.where(who >= 0, np.nan_to_num(start - ready), 0.0)
         behind = np.zeros(len(own))
         source = np.full(len(own), -1)
-        made = np.full(len(own), -np.inf)
+        arrived = np.full(len(own), -np.inf)
         for n in needs:
             if n >= 0 and self.timeline.ops[n].kind == "compute":
-                made = np.fmax(made, self._of(n)[2])
+                arrived = np.fmax(arrived, self._of(n)[2])
             elif n in late:
-                seconds, of = late[n]
-                held = np.abs(self._of(n)[2] - ready) <= _SAME * (1 + np.abs(ready))
-                more = held & (seconds > behind)
+                seconds, held_by = late[n]
+                waits = np.abs(self._of(n)[2] - ready) <= _SAME * (1 + np.abs(ready))
+                more = waits & (seconds > behind)
                 behind[more] = seconds[more]
-                source[more] = of[more]
-        begin = np.maximum(made, self.cut.begin)
+                source[more] = held_by[more]
+        begin = np.maximum(arrived, self.cut.begin)
         spare = ready - begin - (self._idle(ready) - self._idle(begin))  # what it has paid since is no lateness now
         behind = np.fmin(behind, np.fmax(spare, 0.0))
         who = np.where(behind > own, source, who)

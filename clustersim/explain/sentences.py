@@ -55,11 +55,10 @@ def narrow_link(causes: Causes, charge: Charge) -> str:
     bandwidth = float(use.link_bandwidth[charge.link])
     text = f"The link {_link(causes, charge.link)} ({format_bandwidth(bandwidth)}) holds the transfers: "
     text += f"it lets {format_bandwidth(fact.alone)} of payload through"
-    other, allowed = fact.runner_up
-    if other >= 0 and np.isfinite(allowed):
-        text += (
-            f", where the next narrowest, {_link(causes, other)}, would let {allowed / fact.alone:.1f} times as much"
-        )
+    next_link, allowed = fact.runner_up
+    if next_link >= 0 and np.isfinite(allowed):
+        times = f"{allowed / fact.alone:.1f} times"
+        text += f", where the next narrowest, {_link(causes, next_link)}, would let {times} as much"
     return f"{text}; {_exposed(causes, charge)}."
 
 
@@ -67,24 +66,24 @@ def shared_link(causes: Causes, charge: Charge) -> str:
     """A link that others use at the same time, or that is slower for a while."""
     op, fact = _moving(causes, charge)
     link = charge.link
-    others = sharers(causes, op, link)
+    neighbours = sharers(causes, op, link)
     changed = causes.timeline.links is not None and link in causes.timeline.links.changing
-    if not others and not changed:  # others are on another link of its way
-        link, others = _shared_elsewhere(causes, op, link)
-    said = f"The link {_link(causes, link)} is shared with " + ", ".join(f"'{name}'" for name in others[:3])
+    if not neighbours and not changed:  # others are on another link of its way
+        link, neighbours = _shared_elsewhere(causes, op, link)
+    opening = f"The link {_link(causes, link)} is shared with " + ", ".join(f"'{name}'" for name in neighbours[:3])
     free = "alone"
     if changed:
-        beside = f" and shared with '{others[0]}'" if others else ""
-        said = f"The link {_link(causes, link)} is slower for a while{beside}"
+        beside = f" and shared with '{neighbours[0]}'" if neighbours else ""
+        opening = f"The link {_link(causes, link)} is slower for a while{beside}"
         free = "at the link's own rate"
-    elif not others and len(causes.timeline.ops[op].detail.get("groups", ())) > 1:
-        said = f"The link {_link(causes, link)} is shared with other groups of the same op"
-    elif not others:
-        said = "Something on its way is slower than it was planned for"
+    elif not neighbours and len(causes.timeline.ops[op].detail.get("groups", ())) > 1:
+        opening = f"The link {_link(causes, link)} is shared with other groups of the same op"
+    elif not neighbours:
+        opening = "Something on its way is slower than it was planned for"
     got = format_bandwidth(fact.rate)
     alone = format_bandwidth(min(fact.alone, fact.ceiling))
     return (
-        f"{said}: {op_quoted(causes, op)} gets {got} of payload where {free} it would get {alone}; "
+        f"{opening}: {op_quoted(causes, op)} gets {got} of payload where {free} it would get {alone}; "
         f"{_exposed(causes, charge)}."
     )
 
@@ -98,10 +97,10 @@ def _shared_elsewhere(causes: Causes, op: int, link: int) -> tuple[int, list[str
     own_loads = np.unique(use.transfer_load[use.transfer_op == op])
     crossed = np.unique(np.concatenate([use.loads[i][0] for i in own_loads.tolist()] or [np.zeros(0, dtype=np.int64)]))
     seen: set[str] = set()
-    for other in crossed[np.argsort(use.link_bandwidth[crossed], kind="stable")].tolist():
-        sort = sort_of(use.link_names[other])
-        if sort not in seen and (others := sharers(causes, op, other)):
-            return other, others
+    for crossed_link in crossed[np.argsort(use.link_bandwidth[crossed], kind="stable")].tolist():
+        sort = sort_of(use.link_names[crossed_link])
+        if sort not in seen and (neighbours := sharers(causes, op, crossed_link)):
+            return crossed_link, neighbours
         seen.add(sort)
     return link, []
 
@@ -112,15 +111,15 @@ def sharers(causes: Causes, op: int, link: int) -> list[str]:
     if use is None or link < 0:
         return []
     crossing = np.array([bool((links == link).any()) for links, _ in use.loads], dtype=bool)
-    of = use.transfer_op[use.segment_transfer]
-    mine = of == op
-    if not mine.any():
+    op_of = use.transfer_op[use.segment_transfer]
+    own = op_of == op
+    if not own.any():
         return []
-    begin = float(use.segment_start[mine].min())
-    end = float(use.segment_end[mine].max())
+    begin = float(use.segment_start[own].min())
+    end = float(use.segment_end[own].max())
     beside = np.minimum(use.segment_end, end) - np.maximum(use.segment_start, begin)
-    others = ~mine & crossing[use.transfer_load[use.segment_transfer]] & (beside > 0)
-    seconds = np.bincount(of[others], weights=beside[others], minlength=len(causes.timeline.ops))
+    foreign = ~own & crossing[use.transfer_load[use.segment_transfer]] & (beside > 0)
+    seconds = np.bincount(op_of[foreign], weights=beside[foreign], minlength=len(causes.timeline.ops))
     order = np.argsort(-seconds, kind="stable")
     return [causes.timeline.ops[i].name for i in order.tolist() if seconds[i] > 0]
 
@@ -148,12 +147,12 @@ def latency_bound(causes: Causes, charge: Charge) -> str:
     op = charge.op if charge.op in causes.facts else charge.holder_op
     fact = causes.facts[op]
     info = ops[op]
-    what = "Messages" if info.kind in {"send", "recv"} else "Collectives"
-    text = f"{what} like {op_quoted(causes, op)} are latency-bound: {format_bytes(info.nbytes)} take "
+    subject = "Messages" if info.kind in {"send", "recv"} else "Collectives"
+    text = f"{subject} like {op_quoted(causes, op)} are latency-bound: {format_bytes(info.nbytes)} take "
     text += f"{format_time(fact.seconds)}, of which {format_time(fact.latency)} is latency"
     if np.isfinite(fact.alone) and fact.latency > 0:
         text += f"; bandwidth matters above {format_bytes(fact.latency * min(fact.alone, fact.ceiling))}"
-    alike = sum(ops[i].step == info.step and other.limit == "latency" for i, other in causes.facts.items())
+    alike = sum(ops[i].step == info.step and its_fact.limit == "latency" for i, its_fact in causes.facts.items())
     text += f". A step has {alike} of them" + (", one behind the other on the communicator" if alike > 1 else "")
     queued = queue_seconds(causes, op)
     if queued > 0:
@@ -164,13 +163,13 @@ def latency_bound(causes: Causes, charge: Charge) -> str:
 def queue_seconds(causes: Causes, op: int) -> float:
     """Seconds an op was kept from starting by the op before it on its stream, on the first rank that runs it."""
     timeline = causes.timeline
-    mine = columns_of(timeline).of(op)
-    if not len(mine.ranks):
+    own = columns_of(timeline).of(op)
+    if not len(own.ranks):
         return 0.0
-    spans = timeline.spans([int(mine.ranks[0])])
+    spans = timeline.spans([int(own.ranks[0])])
     ends = dict(zip(spans["op"].tolist(), spans["end"].tolist(), strict=True))
     needs = [ends[i] for i in timeline.ops[op].after if i in ends]
-    return max(0.0, float(mine.ready[0]) - max(needs)) if needs else 0.0
+    return max(0.0, float(own.ready[0]) - max(needs)) if needs else 0.0
 
 
 def late_start(causes: Causes, charge: Charge) -> str:
@@ -221,12 +220,12 @@ def parameter_server(causes: Causes, charge: Charge) -> str:
 
 def schedule_bubble(causes: Causes, charge: Charge) -> str:
     """What a schedule's own structure leaves empty."""
-    if said := bubble_sentence(causes.timeline, causes.where) if causes.where else "":
-        return said
-    where = f"before {op_quoted(causes, charge.op)}" if charge.op >= 0 else "at the end of its list"
+    if sentence := bubble_sentence(causes.timeline, causes.where) if causes.where else "":
+        return sentence
+    place = f"before {op_quoted(causes, charge.op)}" if charge.op >= 0 else "at the end of its list"
     return (
         f"Bubble: by the schedule itself {len(charge.ranks)} ranks have nothing to do for a while, longest rank "
-        f"{charge.rank}, {format_time(charge.worst)} {where}."
+        f"{charge.rank}, {format_time(charge.worst)} {place}."
     )
 
 

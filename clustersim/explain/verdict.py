@@ -29,29 +29,29 @@ what the host takes is neither bubble, transfer nor waiting."""
 
 def verdict(facts: RunFacts, causes: Causes) -> str:
     """What the run came to, and what it loses most by, in one sentence."""
-    told = losses(causes.timeline, causes.where) if causes.where else []
-    return f"{came_to(facts, (causes.cut.end - causes.cut.begin) / causes.steps)}; {_lost(causes, told)}."
+    step_losses = losses(causes.timeline, causes.where) if causes.where else []
+    return f"{came_to(facts, (causes.cut.end - causes.cut.begin) / causes.steps)}; {_lost(causes, step_losses)}."
 
 
 def came_to(facts: RunFacts, step: float) -> str:
     """What the run came to; ``step`` [s]."""
-    said = f"{facts.what}: " if facts.what else ""
-    said += f"{format_time(step)} a step"
-    said += f", {facts.samples_per_s:,.1f} samples per second" if facts.samples_per_s else ""
-    said += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
+    text = f"{facts.what}: " if facts.what else ""
+    text += f"{format_time(step)} a step"
+    text += f", {facts.samples_per_s:,.1f} samples per second" if facts.samples_per_s else ""
+    text += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
     missing = format_bytes(facts.missing_bytes)
-    return said + (f", if it fitted, but it needs {missing} more memory than a GPU has" if facts.missing_bytes else "")
+    return text + (f", if it fitted, but it needs {missing} more memory than a GPU has" if facts.missing_bytes else "")
 
 
-def _lost(causes: Causes, told: Sequence[StepLoss]) -> str:
+def _lost(causes: Causes, step_losses: Sequence[StepLoss]) -> str:
     worst = costliest(causes, 1)
-    other = next((charge for charge in costliest(causes) if charge.cause in BESIDE_LOSSES), None)
-    if other is not None and told and causes.share(other) > max(SMALL, told[0].share):
-        share = causes.share(other)
-        why = headline(causes, other.cause, other.subject)
-    elif told and told[0].share >= SMALL:
-        share = told[0].share
-        why = told[0].why
+    beside = next((charge for charge in costliest(causes) if charge.cause in BESIDE_LOSSES), None)
+    if beside is not None and step_losses and causes.share(beside) > max(SMALL, step_losses[0].share):
+        share = causes.share(beside)
+        why = headline(causes, beside.cause, beside.subject)
+    elif step_losses and step_losses[0].share >= SMALL:
+        share = step_losses[0].share
+        why = step_losses[0].why
     elif not worst:
         who = "ranks" if causes.on_cpu else "GPUs"
         return f"{who} compute all the time, and {_mostly(causes)}"

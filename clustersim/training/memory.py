@@ -76,7 +76,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
     types = types_of(run.dtype, run.param_dtype)
     size = DTYPE_BYTES[run.trained_dtype or run.param_dtype]
     holding = run.holding or everything(model.gradients, size, masters=run.master_weights, frozen=model.frozen_bytes)
-    held = _activations(model, run, types, size if holding.fresh else 0)
+    activations = _activations(model, run, types, size if holding.fresh else 0)
     n = len(model.layers)
     # A checkpointed block's copies go with its activations.
     policy = run.activation_checkpointing
@@ -94,11 +94,11 @@ def memory(model: Model, run: Training) -> MemoryUse:
             "gathered": holding.gathered,
             "weight_copies": _kept(copies) + np.concatenate([unpacked, unpacked[::-1], [0.0]]),
             "master_weights": always(holding.masters, n),
-            "gradients": holding.gradients - held.missing * (holding.fresh == "gradients"),
+            "gradients": holding.gradients - activations.missing * (holding.fresh == "gradients"),
             "optimizer_states": always(states, n),
-            "buckets": holding.buffers - held.missing * (holding.fresh == "buffers"),
-            "activations": held.layers,
-            "logits": held.logits,
+            "buckets": holding.buffers - activations.missing * (holding.fresh == "buffers"),
+            "activations": activations.layers,
+            "logits": activations.logits,
             "optimizer_workspace": np.where(moments == 2 * n, workspace, 0.0),
         },
         run.gpu,
@@ -128,8 +128,8 @@ def _kept(by_layer: Floats) -> Floats:
 
 def _windowed(by_layer: Floats) -> Floats:
     """What is there where the host keeps the rest: of a layer and of the one before it, which is on its way."""
-    there = by_layer + np.concatenate([[0.0], by_layer[:-1]])
-    return np.concatenate([there, there[::-1], [0.0]])
+    present = by_layer + np.concatenate([[0.0], by_layer[:-1]])
+    return np.concatenate([present, present[::-1], [0.0]])
 
 
 def kept_by_layer(model: Model, run: Training) -> Floats:
@@ -189,17 +189,17 @@ def _activations(model: Model, run: Training, types: int, gradient: int) -> Acti
     """
     policy = run.activation_checkpointing
     n = len(model.layers)
-    each = _each(model, run, types, gradient)
-    saved, outputs = _saved(model, run, types, each)
+    by_layer = _each(model, run, types, gradient)
+    saved, outputs = _saved(model, run, types, by_layer)
     layers = _windowed(saved + outputs) if run.offloaded else _kept(saved + outputs)
-    logits = _kept(np.array([one.logits for one in each]))
+    logits = _kept(np.array([nbytes.logits for nbytes in by_layer]))
     missing = np.zeros(2 * n + 1)
-    for i, (layer, one) in enumerate(zip(model.layers, each, strict=True)):
-        at = 2 * n - 1 - i
+    for i, (layer, nbytes) in enumerate(zip(model.layers, by_layer, strict=True)):
+        moment = 2 * n - 1 - i
         checkpointed = policy != "none" and layer.kind == "block"
-        layers[at] += one.most - (outputs[i] if checkpointed else saved[i])
-        logits[at] += one.most_logits - one.logits
-        missing[at] = min(one.missing, gradient * model.gradients[i])
+        layers[moment] += nbytes.most - (outputs[i] if checkpointed else saved[i])
+        logits[moment] += nbytes.most_logits - nbytes.logits
+        missing[moment] = min(nbytes.missing, gradient * model.gradients[i])
     return Activations(layers, logits, missing)
 
 
@@ -215,12 +215,12 @@ def _each(model: Model, run: Training, types: int, gradient: int) -> list[LayerB
     return each
 
 
-def _saved(model: Model, run: Training, types: int, each: list[LayerBytes]) -> tuple[Floats, Floats]:
+def _saved(model: Model, run: Training, types: int, by_layer: list[LayerBytes]) -> tuple[Floats, Floats]:
     """(layers,) float [bytes] that are kept of each layer, a checkpointed block's input; and outputs kept beside it."""
     policy = run.activation_checkpointing
     element = (2.0 if types == HALF else 4.0) * run.micro_batch_size
     product = (4.0 if types == FULL else 2.0) * run.micro_batch_size
-    saved = np.array([one.kept for one in each])
+    saved = np.array([nbytes.kept for nbytes in by_layer])
     outputs = np.zeros(len(saved))
     for i, layer in enumerate(model.layers):
         if policy != "none" and layer.kind == "block" and layer.has_backward:
@@ -239,21 +239,21 @@ def layer_bytes(layer: Layer, run: Training, types: int, gradient: int) -> Layer
         return _told_bytes(layer, run, types)
     batch = run.micro_batch_size
     bytes_of = [tuple(batch * size for size in _bytes_of(kernel, run, types)) for kernel in layer.kernels]
-    kept = sum(size for kernel, (size, _) in zip(layer.kernels, bytes_of, strict=True) if not is_loss(kernel))
+    keeps = sum(size for kernel, (size, _) in zip(layer.kernels, bytes_of, strict=True) if not is_loss(kernel))
     logits = sum(size for kernel, (size, _) in zip(layer.kernels, bytes_of, strict=True) if is_loss(kernel))
     stream = batch * layer.boundary_bytes * (2.0 if types == HALF else 4.0)
-    left, losses = kept, logits
+    left, losses = keeps, logits
     missing = float(gradient * sum(weights(kernel) for kernel in layer.kernels))
-    moments = [LayerBytes(kept, kept, logits, logits, missing)]
+    moments = [LayerBytes(keeps, keeps, logits, logits, missing)]
     for kernel, (size, working) in zip(reversed(layer.kernels), reversed(bytes_of), strict=True):
         if is_loss(kernel):
-            moments.append(LayerBytes(kept, left, logits, losses + working, missing))
+            moments.append(LayerBytes(keeps, left, logits, losses + working, missing))
             losses -= size
         else:
-            moments.append(LayerBytes(kept, left + stream + working, logits, losses, missing))
+            moments.append(LayerBytes(keeps, left + stream + working, logits, losses, missing))
             left -= size
         missing -= gradient * weights(kernel)
-    return max(moments, key=lambda one: one.total)
+    return max(moments, key=lambda moment: moment.total)
 
 
 def _bytes_of(kernel: Kernel, run: Training, types: int) -> tuple[float, float]:
@@ -273,13 +273,13 @@ def _told_bytes(layer: Layer, run: Training, types: int) -> LayerBytes:
     batch = run.micro_batch_size
     if layer.kind in {"head", "loss"}:
         most = FUSED_LOSS if run.compiled and types != FULL else EAGER_LOSS
-        held = batch * most / 2.0 * layer.activation_bytes
-        return LayerBytes(0.0, 0.0, held, held)
+        logits = batch * most / 2.0 * layer.activation_bytes
+        return LayerBytes(0.0, 0.0, logits, logits)
     element = 4.0 if types == FULL else 2.0
     # Two norms of a block keep their fp32 input under autocast.
     norms = 4.0 * layer.boundary_bytes if types == AUTOCAST and layer.kind == "block" else 0.0
-    kept = batch * (element * layer.activation_bytes + norms)
-    return LayerBytes(kept, kept)
+    keeps = batch * (element * layer.activation_bytes + norms)
+    return LayerBytes(keeps, keeps)
 
 
 def weights(kernel: Kernel) -> int:
@@ -292,7 +292,7 @@ def weights(kernel: Kernel) -> int:
 
 def _kept_outputs(layer: Layer) -> float:
     """Elements per sample that torchtitan's per-op policy keeps."""
-    kept = [layer.kernels[i] for i in sorted(saved_by_operator(layer.kernels))]
-    attention = [kernel for kernel in kept if kernel.kind == "attention"]
-    outputs = float(sum(k.m * k.n * max(1, k.batch) for k in kept if k.kind == "gemm"))
+    saved_kernels = [layer.kernels[i] for i in sorted(saved_by_operator(layer.kernels))]
+    attention = [kernel for kernel in saved_kernels if kernel.kind == "attention"]
+    outputs = float(sum(k.m * k.n * max(1, k.batch) for k in saved_kernels if k.kind == "gemm"))
     return outputs + float(sum(k.heads * k.head_dim * k.seq for k in attention))

@@ -126,7 +126,7 @@ def _arguments(texts: tuple[str, ...]) -> dict[str, Any]:
     return made
 
 
-def _write(file: Path, made: ModelFile) -> None:
+def _write(file: Path, model_file: ModelFile) -> None:
     """The file, if it reads back as a model in each of its types."""
     import msgspec
 
@@ -134,18 +134,18 @@ def _write(file: Path, made: ModelFile) -> None:
 
     ours(file, FORMAT.encode())
     with writing(file), fresh(file) as path:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(model_file), indent=1) + b"\n")
         for place, types in enumerate(TYPES):
-            if types in made.works[0]:
+            if types in model_file.works[0]:
                 read_traced(path, place)
 
 
-def _say(file: Path, made: ModelFile) -> None:
+def _say(file: Path, model_file: ModelFile) -> None:
     from clustersim.model.traced import TYPES, read_traced
 
     lines: list[str] = []
     for place, types in enumerate(TYPES):
-        if types not in made.works[0]:
+        if types not in model_file.works[0]:
             continue
         model = read_traced(file, place)
         if not lines:
@@ -157,8 +157,8 @@ def _say(file: Path, made: ModelFile) -> None:
             f"{types}: {model.flops_per_sample():.4g} FLOPs a sample, {format_bytes(kept)} kept for backward, "
             f"{sum(len(layer.kernels) for layer in model.layers):,} kernels"
         )
-    splits = "data parallelism and pipelines" if made.chained else "data parallelism"
-    lines += [f"it is split by {splits}", *(f"note: {note}" for note in made.notes)]
+    splits = "data parallelism and pipelines" if model_file.chained else "data parallelism"
+    lines += [f"it is split by {splits}", *(f"note: {note}" for note in model_file.notes)]
     lines.append(f'wrote {file}; in a scenario: [model] file = "{file.name}"')
     for line in lines:
         stdout().say(line)

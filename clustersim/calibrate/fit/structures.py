@@ -172,10 +172,10 @@ def _pairs(
                 yield PlayedStructure(structure, times, trait.before)
 
 
-def reason_words(words: str, described: float, error: float) -> str:
-    """That a structure of these ``words`` explains a log, with the errors of :class:`Explained`."""
+def reason_words(structure_words: str, described: float, error: float) -> str:
+    """That a structure, in words, explains a log, with the errors of :class:`Explained`."""
     return (
-        f"not as its file says: explained by {words}, error {error:.1%} above 64 KiB where "
+        f"not as its file says: explained by {structure_words}, error {error:.1%} above 64 KiB where "
         f"{described:.1%} is without it"
     )
 
@@ -219,12 +219,12 @@ def _fewer(names: list[str]) -> Iterator[Structure]:
     """Every second NIC, every fourth, ... and all but one."""
     count = len(names)
     counts = [count >> k for k in range(1, count.bit_length()) if count % (1 << k) == 0]
-    for kept in dict.fromkeys([*counts, count - 1]):
-        if kept < 1:
+    for n_left in dict.fromkeys([*counts, count - 1]):
+        if n_left < 1:
             continue
-        stay = {names[int(i)] for i in np.arange(kept) * count // kept}
+        stay = {names[int(i)] for i in np.arange(n_left) * count // n_left}
         gone = tuple(Change(f"node*/{name}", remove=True) for name in names if name not in stay)
-        yield Structure(f"{kept} of {count} NICs a node", changes=gone)
+        yield Structure(f"{n_left} of {count} NICs a node", changes=gone)
 
 
 def _slowest(
@@ -247,10 +247,10 @@ def _slowest(
         factor *= ratio
         if not 0.02 < factor < 0.95:
             return
-        words = f"the slowest NIC carries {factor:.2f} of its rate"
+        slower = f"the slowest NIC carries {factor:.2f} of its rate"
         structure = altered(
             beside,
-            words=f"{beside.words} and {words}" if beside.words else words,
+            words=f"{beside.words} and {slower}" if beside.words else slower,
             changes=(*beside.changes, Change(names[0].replace(FIRST, INNER), factor=factor)),
         )
         times = played(structure)

@@ -196,15 +196,15 @@ def _odd_nics(topology: Topology) -> Iterator[str]:
     nics = topology.link_src[net]
     rates = np.round(topology.reported_bandwidth[net])
     for node in np.unique(topology.vertex_node[nics]).tolist():
-        here = topology.vertex_node[nics] == node
-        found, counts = np.unique(rates[here], return_counts=True)
+        on_node = topology.vertex_node[nics] == node
+        node_rates, counts = np.unique(rates[on_node], return_counts=True)
         most = int(np.argmax(counts))
-        for rate, count in zip(found.tolist(), counts.tolist(), strict=True):
-            if rate != found[most] and count * ODD <= counts[most]:
-                odd = nics[here & (rates == rate)]
+        for rate, count in zip(node_rates.tolist(), counts.tolist(), strict=True):
+            if rate != node_rates[most] and count * ODD <= counts[most]:
+                odd = nics[on_node & (rates == rate)]
                 yield (
                     f"{_some(topology, odd)}: {format_bandwidth(rate)} beside {counts[most]} NICs of "
-                    f"{format_bandwidth(float(found[most]))} on one node; is it of another network?"
+                    f"{format_bandwidth(float(node_rates[most]))} on one node; is it of another network?"
                 )
                 return  # nodes are mostly alike
 
@@ -221,11 +221,11 @@ def _odd_nvlinks(topology: Topology) -> Iterator[str]:
     size = len(topology.vertex_names)
     rates = np.round(np.bincount(topology.link_src[out], weights=topology.reported_bandwidth[out], minlength=size))
     for node in np.unique(topology.vertex_node[topology.gpus]).tolist():
-        here = topology.gpus[topology.vertex_node[topology.gpus] == node]
-        most, least = float(rates[here].max()), float(rates[here].min())
+        gpus = topology.gpus[topology.vertex_node[topology.gpus] == node]
+        most, least = float(rates[gpus].max()), float(rates[gpus].min())
         if least < most:
             yield (
-                f"{_some(topology, here[rates[here] < most])}: {format_bandwidth(least)} of NVLink, and other GPUs of "
+                f"{_some(topology, gpus[rates[gpus] < most])}: {format_bandwidth(least)} of NVLink, and other GPUs of "
                 f"the node have {format_bandwidth(most)}; is a link down (nvidia-smi nvlink -s)?"
             )
             return  # nodes are mostly alike

@@ -84,33 +84,35 @@ def hang_of(prepared: Prepared, timeline: Timeline) -> Hang:
 
 def _stuck(incident: Incident, healthy: HealthyRun, prepared: Prepared) -> tuple[Stuck, int | None]:
     """What an incident sticks; and the op that its rank calls otherwise than the others."""
-    at = incident.since
+    begins = incident.since
     rank = -1 if incident.rank is None else incident.rank
     if incident.link is not None:
         links = links_struck(incident, prepared.topology)
         node_of = prepared.topology.vertex_node[prepared.mesh.gpus]
-        places = healthy.crossing(links, at, prepared.topology, node_of)
+        places = healthy.crossing(links, begins, prepared.topology, node_of)
         if not places:
-            raise ScenarioError(f"no transfer crosses {incident.link} after {format_time(at)}, so nothing hangs")
+            raise ScenarioError(f"no transfer crosses {incident.link} after {format_time(begins)}, so nothing hangs")
         return Stuck(stuck=places), None
     if incident.kind == "stuck_kernel":
-        kernel = healthy.first_kernel(rank, at)
+        kernel = healthy.first_kernel(rank, begins)
         if kernel is None:
-            raise ScenarioError(f"rank {rank} runs no kernel after {format_time(at)}, so nothing hangs")
+            raise ScenarioError(f"rank {rank} runs no kernel after {format_time(begins)}, so nothing hangs")
         return Stuck(stuck=frozenset({(rank, kernel)})), None
     if incident.kind == "stuck_message":
-        sent = healthy.first_call(rank, at, (Send,))
+        sent = healthy.first_call(rank, begins, (Send,))
         if sent is None:
-            raise ScenarioError(f"rank {rank} sends no message after {format_time(at)}, so nothing hangs")
+            raise ScenarioError(f"rank {rank} sends no message after {format_time(begins)}, so nothing hangs")
         return Stuck(stuck=frozenset(healthy.members[healthy.meeting[rank, sent]])), None
-    call = healthy.first_call(rank, at, (Collective,), opens_step=incident.kind == "uneven_batches")
+    call = healthy.first_call(rank, begins, (Collective,), opens_step=incident.kind == "uneven_batches")
     if call is None or len(healthy.members[healthy.meeting[rank, call]]) < 2:
-        raise ScenarioError(f"rank {rank} calls no collective with others after {format_time(at)}, so nothing hangs")
+        raise ScenarioError(
+            f"rank {rank} calls no collective with others after {format_time(begins)}, so nothing hangs"
+        )
     if incident.kind == "missing_call" or incident.kind in INSTEAD:
         return Stuck(never_call={rank: call}), None
     if incident.kind in SILENT:
         gone = frozenset({rank})
-        return Stuck(stuck=healthy.under_way(rank, at), never_call={rank: call}, gone=gone), None
+        return Stuck(stuck=healthy.under_way(rank, begins), never_call={rank: call}, gone=gone), None
     if incident.kind == "other_order":
         call = _first_unlike(healthy, rank, call)
     return Stuck(stuck=frozenset({(rank, call)})), call
@@ -150,12 +152,12 @@ def _first_unlike(healthy: HealthyRun, rank: int, call: int) -> int:
 
 def _otherwise(kind: str, calls: tuple[RankCall, ...], wrong: int) -> Iterator[RankCall]:
     """The calls of a rank that calls one of them, ``wrong``, otherwise than the others."""
-    at = next(i for i, call in enumerate(calls) if call.op == wrong)
+    turn = next(i for i, call in enumerate(calls) if call.op == wrong)
     for i, call in enumerate(calls):
-        if kind == "other_order" and i in (at, at + 1) and at + 1 < len(calls):
-            next_to = calls[2 * at + 1 - i]
+        if kind == "other_order" and i in (turn, turn + 1) and turn + 1 < len(calls):
+            next_to = calls[2 * turn + 1 - i]
             yield replace(call, kind=next_to.kind, nbytes=next_to.nbytes, dtype=next_to.dtype, name=next_to.name)
-        elif i != at:
+        elif i != turn:
             yield call
         elif kind == "other_size":
             yield replace(call, nbytes=call.nbytes * OTHER_SIZE)
@@ -199,14 +201,16 @@ def _alarms(
     monitor = "watchdog threads go on beating, or stand still with their process"
     yield WatchdogAlarm("NCCL heartbeat monitor", "every rank", None, monitor)
     if incident.link is not None:
-        at = incident.since + watchdogs.ib_gives_up
-        yield WatchdogAlarm("NCCL's InfiniBand transport", incident.place, at, "its NIC gives up sending again")
+        moment = incident.since + watchdogs.ib_gives_up
+        yield WatchdogAlarm("NCCL's InfiniBand transport", incident.place, moment, "its NIC gives up sending again")
     nodes = prepared.topology.vertex_node[prepared.mesh.gpus].tolist()
     for node in sorted(set(nodes)):
-        ends = [at for rank, at in fired.items() if nodes[rank] == node]
+        ends = [moment for rank, moment in fired.items() if nodes[rank] == node]
         if incident.kind == "dead_rank" and incident.rank is not None and nodes[incident.rank] == node:
-            at = incident.since + watchdogs.interval
-            yield WatchdogAlarm("launcher", f"node {node}", at, f"it sees that rank {incident.rank} ended")
+            moment = incident.since + watchdogs.interval
+            yield WatchdogAlarm("launcher", f"node {node}", moment, f"it sees that rank {incident.rank} ended")
         elif ends:
-            at = min(ends) + watchdogs.interval
-            yield WatchdogAlarm("launcher", f"node {node}", at, "a process of it was ended by its watchdog, or later")
+            moment = min(ends) + watchdogs.interval
+            yield WatchdogAlarm(
+                "launcher", f"node {node}", moment, "a process of it was ended by its watchdog, or later"
+            )

@@ -59,10 +59,10 @@ def _node_of(topology: Topology, incident: Incident) -> int:
 
 def _ways(topology: Topology, vertex: int, kinds: tuple[str, ...]) -> Iterator[tuple[int, int]]:
     """(link, vertex at its other end) of a vertex's links, both directions, to vertices of some kinds."""
-    for here, there in ((topology.link_src, topology.link_dst), (topology.link_dst, topology.link_src)):
-        for link in np.flatnonzero(here == vertex).tolist():
-            if topology.vertex_kinds[int(there[link])] in kinds:
-                yield link, int(there[link])
+    for near_end, far_end in ((topology.link_src, topology.link_dst), (topology.link_dst, topology.link_src)):
+        for link in np.flatnonzero(near_end == vertex).tolist():
+            if topology.vertex_kinds[int(far_end[link])] in kinds:
+                yield link, int(far_end[link])
 
 
 def _moved(topology: Topology, vertex: int, before: int, after: int) -> Topology:
@@ -78,21 +78,21 @@ def _moved(topology: Topology, vertex: int, before: int, after: int) -> Topology
 
 def leaf_of(topology: Topology, nic: int) -> int:
     """The switch that a NIC's cable is in. Raises :class:`ScenarioError` for a NIC with no switch, or with several."""
-    switches = {other for _, other in _ways(topology, nic, (SWITCH,))}
+    switches = {switch for _, switch in _ways(topology, nic, (SWITCH,))}
     if len(switches) != 1:
         raise ScenarioError(f"{topology.vertex_names[nic]} has cables to {len(switches)} switches, not to one")
     return switches.pop()
 
 
 def _swapped(topology: Topology, name: str, other_name: str) -> Topology:
-    nic, other = _nic_of(topology, name), _nic_of(topology, other_name)
-    if topology.vertex_node[nic] != topology.vertex_node[other] or nic == other:
+    nic, other_nic = _nic_of(topology, name), _nic_of(topology, other_name)
+    if topology.vertex_node[nic] != topology.vertex_node[other_nic] or nic == other_nic:
         raise ScenarioError(f"{name} and {other_name} are not two NICs of one machine")
-    leaf, other_leaf = leaf_of(topology, nic), leaf_of(topology, other)
+    leaf, other_leaf = leaf_of(topology, nic), leaf_of(topology, other_nic)
     if leaf == other_leaf:
         switch = topology.vertex_names[leaf]
         raise ScenarioError(f"{name} and {other_name} are both on {switch}: this network has no rails that differ")
-    return _moved(_moved(topology, nic, leaf, other_leaf), other, other_leaf, leaf)
+    return _moved(_moved(topology, nic, leaf, other_leaf), other_nic, other_leaf, leaf)
 
 
 def _at_other_socket(topology: Topology, name: str) -> Topology:
@@ -101,18 +101,18 @@ def _at_other_socket(topology: Topology, name: str) -> Topology:
     socket = _socket(topology, host)
     node = topology.vertex_node[nic]
     own = np.flatnonzero(topology.vertex_node == node).tolist()
-    others = [v for v in own if topology.vertex_kinds[v] == CPU and v != socket]
-    if host < 0 or not others:
+    other_sockets = [v for v in own if topology.vertex_kinds[v] == CPU and v != socket]
+    if host < 0 or not other_sockets:
         raise ScenarioError(f"{name} hangs from the only socket that its machine has")
-    switches = [v for v in own if topology.vertex_kinds[v] == PCIE_SWITCH and _socket(topology, v) == others[0]]
-    return _moved(topology, nic, host, switches[0] if switches else others[0])
+    switches = [v for v in own if topology.vertex_kinds[v] == PCIE_SWITCH and _socket(topology, v) == other_sockets[0]]
+    return _moved(topology, nic, host, switches[0] if switches else other_sockets[0])
 
 
 def _socket(topology: Topology, vertex: int) -> int:
     """The CPU that a vertex hangs from, or is; -1 for none."""
     if vertex >= 0 and topology.vertex_kinds[vertex] == CPU:
         return vertex
-    return next((other for _, other in _ways(topology, vertex, (CPU,))), -1)
+    return next((cpu for _, cpu in _ways(topology, vertex, (CPU,))), -1)
 
 
 def _without_gpudirect(topology: Topology, node: int) -> Topology:

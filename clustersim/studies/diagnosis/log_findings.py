@@ -124,13 +124,13 @@ def of_nccl(log: NcclLog, suspects: Sequence[Suspect]) -> Iterator[Finding]:
 
         yield finding("nccl", text, suspects, likely)
     elif odd:
-        words = ", ".join(f"{kind} of {place}" for kind, place in sorted(odd))
+        links_told = ", ".join(f"{kind} of {place}" for kind, place in sorted(odd))
 
         def told(suspect: Suspect) -> float:
             place = suspect.host if suspect.kind == "gdr_off" else suspect.port
             return SURE if (suspect.kind, place) in odd else UNLIKELY / 10
 
-        yield finding("nccl", f"NCCL: {words}", suspects, told)
+        yield finding("nccl", f"NCCL: {links_told}", suspects, told)
     elif lost:
         weights = {"dead_link": SURE, "dead_rank": SELDOM, "flapping_link": UNLIKELY}
         yield finding("nccl", "NCCL: NICs gave up sending", suspects, by_kind(weights, ALMOST_NEVER))
@@ -151,14 +151,14 @@ def of_counters(log: LinkCounters, suspects: Sequence[Suspect]) -> Iterator[Find
     waited = {port.name for port in log.ports if port.waited > 0}
     congested = bool(waited) and not slow
     absent = _absent(port.name for port in log.ports)
-    words = [
+    ports_told = [
         *([f"{few(sorted(down), SHOWN)} is down"] if down else []),
         *([f"{few(sorted(slow), SHOWN)} has trained lower than the others"] if slow else []),
         *([f"links of {few(sorted(downs), SHOWN)} went down up to {most} time(s)"] if downs else []),
         *([f"{few(sorted(waited), SHOWN)} had to wait for the network"] if congested else []),
         *([f"{few(absent, SHOWN)} is not there"] if absent else []),
     ]
-    text = f"counters: {'; '.join(words) or 'all ports are up, at one rate, and none went down'}"
+    text = f"counters: {'; '.join(ports_told) or 'all ports are up, at one rate, and none went down'}"
 
     # Beside another cause an odd port is a coincidence, and that it is this one of all of them, too.
     by_chance = UNLIKELY if down or slow or congested or absent else SELDOM if most > 1 else PARTLY if most else 0.0
@@ -197,12 +197,12 @@ def of_gpus(log: LinkCounters, suspects: Sequence[Suspect], site: Site) -> Itera
     slow = _ranks(slow_gpus(log.gpus), site)
     hot = _ranks(hot_gpus(log.gpus), site)
     mended = _ranks([gpu for gpu in log.gpus if gpu.xid and gpu.remapped], site)
-    words = [
+    gpus_told = [
         *([f"rank(s) {few(sorted(slow), SHOWN)} run at a lower clock"] if slow else []),
         *([f"rank(s) {few(sorted(hot), SHOWN)} are hot"] if hot else []),
         *([f"rank(s) {few(sorted(mended), SHOWN)} have mended their memory"] if mended else []),
     ]
-    text = f"GPUs: {'; '.join(words) or 'all run alike'}"
+    text = f"GPUs: {'; '.join(gpus_told) or 'all run alike'}"
     beside = UNLIKELY / len(log.gpus) if slow or mended else SURE
 
     def likely(suspect: Suspect) -> float:
@@ -232,17 +232,17 @@ def of_cabling(cabling: Cabling, suspects: Sequence[Suspect]) -> Iterator[Findin
     """What the list of cables says: a machine on switches of its own, or two NICs in each other's."""
     odd = set(cabling.odd)
     hosts = {nic.partition("/")[0] for nic in cabling.switches}
-    whole = {host for host in hosts if odd >= {nic for nic in cabling.switches if nic.partition("/")[0] == host}}
+    machines = {host for host in hosts if odd >= {nic for nic in cabling.switches if nic.partition("/")[0] == host}}
     several = len({cabling.switches[nic] for nic in cabling.switches}) > 1
     text = f"cabling: {cabling.lines[0]}" if odd else "cabling: every NIC is on the switch of its number"
-    swapped = sorted(odd) if not whole else []
+    swapped = sorted(odd) if not machines else []
     absent = _absent(cabling.switches)
     if absent:
         text += f"; {few(absent, SHOWN)} is on none"
 
     def likely(suspect: Suspect) -> float:
         if suspect.kind == "other_rack":
-            return SURE / len(whole) if suspect.host in whole and several else ALMOST_NEVER
+            return SURE / len(machines) if suspect.host in machines and several else ALMOST_NEVER
         if suspect.kind == "wrong_rail":
             return SURE / (1 + swapped.index(suspect.port)) ** 3 if suspect.port in swapped else ALMOST_NEVER
         if suspect.kind == "lost_nic":

@@ -263,13 +263,13 @@ def _of_transfers(steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site)
 def _transfer_ratio(steps: ProfiledSteps) -> tuple[float, bool]:
     """How much longer the transfers of the slowest step take than those of the quickest ones, of one kind and size
     each; and whether most of them do."""
-    known = {key: _usual(steps, key) for seconds in steps.transfers for key, _ in seconds}
+    usual_s = {key: _usual(steps, key) for seconds in steps.transfers for key, _ in seconds}
     sums = []
     shares = []
     for seconds in steps.transfers:
-        usual = sum(known[key] for key, _ in seconds)
+        usual = sum(usual_s[key] for key, _ in seconds)
         sums.append(sum(took for _, took in seconds) / usual if usual else 1.0)
-        longer = [took > (1 + LEAST_TRANSFER) * known[key] for key, took in seconds]
+        longer = [took > (1 + LEAST_TRANSFER) * usual_s[key] for key, took in seconds]
         shares.append(float(np.mean(longer)) if longer else 0.0)
     worst = int(np.argmax(sums)) if sums else 0
     return (sums[worst], shares[worst] > ALL_ALIKE) if sums else (1.0, True)
@@ -277,6 +277,6 @@ def _transfer_ratio(steps: ProfiledSteps) -> tuple[float, bool]:
 
 def _usual(steps: ProfiledSteps, key: tuple[object, ...]) -> float:
     """Seconds that a transfer of a kind and size takes in the quickest third of the steps, in the median."""
-    by_step = ([took for other, took in seconds if other == key] for seconds in steps.transfers)
+    by_step = ([took for name, took in seconds if name == key] for seconds in steps.transfers)
     medians = sorted(float(np.median(seconds)) for seconds in by_step if seconds)
     return float(np.median(medians[: max(1, len(medians) // 3)]))

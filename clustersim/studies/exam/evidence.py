@@ -62,16 +62,16 @@ def write_traces(exam: PlantedIncident, folder: Path) -> TracesByKind:
     hosts = exam.hosts
     seen = _seen(exam, rng)
     skew = {host: float(rng.uniform(-SKEW, SKEW)) for host in dict.fromkeys(hosts)}
-    kept = _of_hang(exam, exam.hang, folder, seen, rng) if exam.hang else _of_run(exam, folder, seen, skew)
-    kept["steps"] = _write(folder / "steps.log", _step_lines(exam, rng))
+    written = _of_hang(exam, exam.hang, folder, seen, rng) if exam.hang else _of_run(exam, folder, seen, skew)
+    written["steps"] = _write(folder / "steps.log", _step_lines(exam, rng))
     ports = _ports(exam, rng)
-    kept["nccl"] = _write(folder / "nccl.log", job_logs.nccl_lines(hosts, _nics(exam, ports)))
-    kept["counters"] = link_counters.write_counters(ports, folder)
-    kept["gpus"] = link_counters.write_gpus(_gpus(exam, rng), folder)
-    kept["cabling"] = ib_ports.write_cabling(_cables(exam), folder / "ibnetdiscover.txt")
+    written["nccl"] = _write(folder / "nccl.log", job_logs.nccl_lines(hosts, _nics(exam, ports)))
+    written["counters"] = link_counters.write_counters(ports, folder)
+    written["gpus"] = link_counters.write_gpus(_gpus(exam, rng), folder)
+    written["cabling"] = ib_ports.write_cabling(_cables(exam), folder / "ibnetdiscover.txt")
     if exam.hang is None:
-        kept["tests"] = list(_benchmarks(exam, folder, rng))
-    return {kind: paths for kind, paths in kept.items() if paths}
+        written["tests"] = list(_benchmarks(exam, folder, rng))
+    return {kind: paths for kind, paths in written.items() if paths}
 
 
 def _of_hang(
