@@ -152,9 +152,9 @@ def test_a_command_reaches_only_the_rooms_that_it_needs(command):
     assert not [name for name in reached if name.startswith(("clustersim.app.plots", "clustersim.app.report"))]
 
 
-def test_a_run_reaches_no_reader_of_traces_and_no_search():
+def test_a_run_reaches_no_picture_no_page_no_reader_of_traces_and_no_search():
     reached = house.reached(house.sources(), "clustersim.app.cli.run")
-    needless = ("files.traces", "studies.plan", "studies.sweep", "studies.campaign")
+    needless = ("app.plots", "app.report", "files.traces", "studies")
     assert not [name for name in reached if name.startswith(tuple(f"clustersim.{room}" for room in needless))]
 
 

@@ -10,6 +10,9 @@ from clustersim.cluster.routes.local import GPU_LINKS
 from clustersim.cluster.routes.router import Router, router
 from clustersim.core.topology import PATH_CLASSES, SWITCH, Floats, Ints, Topology
 
+EXAMPLES = 10
+"""Pairs without a route that are named."""
+
 
 def injection_bandwidth(topology: Topology) -> Floats:
     """(G,) bytes/s each GPU can send out of its island (node, or NVLink domain) while all GPUs there send as much;
@@ -87,7 +90,7 @@ def _unit(topology: Topology, a: Sequence[int], b: Sequence[int]) -> float:
     return common if common >= least and np.all(rate == np.round(rate)) else least
 
 
-def unreachable_pairs(topology: Topology, limit: int = 10) -> tuple[int, tuple[tuple[str, str], ...]]:
+def unreachable_pairs(topology: Topology) -> tuple[int, tuple[tuple[str, str], ...]]:
     """How many ordered pairs of GPUs have no route, and the first few by name.
 
     Pairs inside an island are tried once per distinct build; pairs between islands, once per two parts of the network
@@ -95,7 +98,7 @@ def unreachable_pairs(topology: Topology, limit: int = 10) -> tuple[int, tuple[t
     """
     routes = router(topology)
     names = topology.vertex_names
-    count, examples = _inside(routes, limit)
+    count, examples = _inside(routes)
     groups = _groups(routes)
     for a in groups:
         for b in groups:
@@ -103,10 +106,10 @@ def unreachable_pairs(topology: Topology, limit: int = 10) -> tuple[int, tuple[t
             if lost and not (a and b and routes.reaches(*pair)):
                 count += lost
                 examples.append((names[pair[0]], names[pair[1]]))
-    return count, tuple(examples[:limit])
+    return count, tuple(examples[:EXAMPLES])
 
 
-def _inside(routes: Router, limit: int) -> tuple[int, list[tuple[str, str]]]:
+def _inside(routes: Router) -> tuple[int, list[tuple[str, str]]]:
     islands = routes.islands
     names = routes.topology.vertex_names
     count = 0
@@ -118,7 +121,7 @@ def _inside(routes: Router, limit: int) -> tuple[int, list[tuple[str, str]]]:
         if lost:
             start = int(islands.vertex_start[alike[0]])
             island_vertices = islands.vertices[start:]
-            examples += [(names[island_vertices[a]], names[island_vertices[b]]) for a, b in lost[:limit]]
+            examples += [(names[island_vertices[a]], names[island_vertices[b]]) for a, b in lost[:EXAMPLES]]
     return count, examples
 
 
