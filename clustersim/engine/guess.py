@@ -29,7 +29,7 @@ from typing import TypeAlias
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.program import Collective, Compute, Op, Program, Recv
+from clustersim.core.program import Collective, Compute, Program, Recv
 from clustersim.engine.columns import highest, lowest
 from clustersim.engine.flows.loads import ROOM, Loads, Slots, crowded
 from clustersim.engine.inside import StretchPlans
@@ -183,8 +183,9 @@ class SharingGuess:
             site = site_of[i]
             together = isinstance(op, Collective)
             slots = self._slots[id(site.plans)]
+            under_way = {kind: transfers for kind, transfers in under_way.items() if transfers.end > now}
             for (stream, collective, other_slots), transfers in under_way.items():
-                if transfers.end <= now or stream == op.stream or (collective and together):
+                if stream == op.stream or (collective and together):
                     continue
                 pair = slots, other_slots
                 if pair not in share:
@@ -193,8 +194,8 @@ class SharingGuess:
                     beside.add(site.first)
                     beside.update(transfers.told(now))
             latency, moving = site.plans.columns
-            kind = under_way.setdefault((op.stream, together, slots), _UnderWay())
-            kind.add(now + highest(latency) + highest(moving), site.first)
+            alike = under_way.setdefault((op.stream, together, slots), _UnderWay())
+            alike.add(now + highest(latency) + highest(moving), site.first)
         return beside
 
     def _neighbours(self, lane: Ints, slot: Ints) -> dict[int, list[int]]:
