@@ -5,6 +5,7 @@
     t       = start / f + (compute^p + memory^p)^(1/p)
     compute = min over tiles (tm, tn) and split-k s of
               waves (2 tm tn (k / s) load / (F eta) + edge) / f / power   + [s > 1] 8 s m n / (reduce BW)
+              [rescaled] per step of k: + 2 tm tn / 128 / 128 / f
     eta     = exp(level) (1 + F / 8192)^-thin
     load    = (1 + (feed (F / 4096)^growth 128 (1/tm + 1/tn))^q)^(1/q)
     edge    = store tm tn / 128^2 + [block] block_round
@@ -22,6 +23,8 @@ Kernels of Hopper and of Blackwell's data-centre parts are persistent: their rou
 last is shared out (``whole``). Before and beside them each tile is a thread block of its own (``block_whole``,
 ``block_round``). Kernels that go through tiles line by line, as CUTLASS's do unless told otherwise, read the operand
 along the line again for each round (``again``, :func:`rereads`); cuBLAS and DeepGEMM go through squares, and do not.
+In fp8 blockwise each 128 of k end in a product with their scales and a sum, in fp32, for each element; kernels that are
+not persistent do it on the warps that issue the products (``rescaled``), at an SM's 128 fp32 operations a clock.
 ``tests/kernel_fit.py`` fits the constants.
 """
 
@@ -33,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.core.arrays import Floats
-from clustersim.model.seconds.kernel_law.sheet import Sheet
+from clustersim.model.seconds.kernel_law.sheet import BLOCK, Sheet
 
 TILES = np.array(
     [
@@ -66,6 +69,8 @@ KNEE = 8192.0
 """FLOP a clock and SM (Blackwell's in 16 bits) from which tensor cores outrun what an SM can bring them."""
 TILE = 128.0
 """Rows and columns of the tile that costs of feeding, of writing and of reading again are told by."""
+FP32_A_CLOCK = 128.0
+"""Multiply-adds in fp32 a clock and SM since Ampere's GA10x (CUDA programming guide, arithmetic throughput)."""
 KEPT = 0.5
 """Share of the L2 that holds one operand: the other passes through it too. A round number; 0.4 to 0.8 where fitted."""
 
@@ -189,11 +194,13 @@ def tile_costs(law: ProductLaw, sheet: Sheet, tilings: Tilings = EVERY) -> TileC
     feed = law.feed * (flop / 4096.0) ** law.growth * edges
     load = norm(law.load_norm, np.ones_like(feed), feed)
     eta = np.exp(law.level + _column(sheet.level)) * (1.0 + flop / KNEE) ** -law.thin
-    per_k = 2.0 * tilings.rows * tilings.columns * load / (tilings.split * flop * eta * clock)
+    elements = tilings.rows * tilings.columns
+    rescales = _column(sheet.rescaled) * 2.0 / (BLOCK * FP32_A_CLOCK)
+    per_k = elements * (2.0 * load / (flop * eta) + rescales) / (tilings.split * clock)
     sums = np.where(tilings.split > 1, 8.0 * tilings.split, 0.0) / (law.reduce * bandwidth)
     persistent = _column(sheet.persistent)
     whole = persistent * law.whole + (1.0 - persistent) * law.block_whole
-    stored = law.store * tilings.rows * tilings.columns / TILE**2
+    stored = law.store * elements / TILE**2
     per_round = (stored + (1.0 - persistent) * law.block_round) / clock
     return TileCosts(per_k, per_round, sums, _column(sheet.sms), whole, tilings)
 

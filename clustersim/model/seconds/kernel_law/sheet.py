@@ -23,6 +23,9 @@ OPERAND_BYTES: Mapping[str, float] = {
 """Arithmetic -> bytes of an operand's element, its scales included: one fp32 for 128 elements (fp8 blockwise), one byte
 for 32 (the OCP microscaling formats) or for 16 (NVFP4)."""
 
+BLOCK = 128.0
+"""Elements of k that one scale of fp8 blockwise is of."""
+
 UNITS: Mapping[str, str] = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """Arithmetic -> the dtype of the device's peak, where they differ."""
 
@@ -38,7 +41,8 @@ class Sheet:
     bandwidth : of the memory, nominal [bytes/s]. tdp : [W]. level : what the generation adds to the logarithm of a
         law's rate; 0 where nobody measured it. persistent : 1 where kernels of products keep their SM from tile to
         tile, 0 where each tile is a thread block of its own (:data:`PERSISTENT`). exps : exponentials a clock of one
-        SM. l2 : bytes of its last-level cache.
+        SM. l2 : bytes of its last-level cache. rescaled : 1 where warps that issue products scale their partial sums
+        too, each :data:`BLOCK` of k; 0 where others do, or nobody.
     """
 
     sms: Floats
@@ -51,6 +55,7 @@ class Sheet:
     persistent: Floats
     exps: Floats
     l2: Floats
+    rescaled: Floats
 
     @property
     def flop_a_clock(self) -> Floats:
@@ -78,8 +83,14 @@ def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
         1.0 if device.arch in PERSISTENT else 0.0,
         EXPS_A_CLOCK.get(device.arch, USUAL_EXPS),
         device.l2,
+        1.0 if arithmetic == "fp8_block" and _scales_beside(device.arch) else 0.0,
     )
     return Sheet(*(np.asarray(float(number)) for number in numbers))
+
+
+def _scales_beside(arch: str) -> bool:
+    """Whether an NVIDIA GPU's warps scale sums between the products that they issue; of AMD's nobody measured it."""
+    return arch.startswith("sm") and arch not in PERSISTENT
 
 
 def legacy(sheet: Sheet) -> Sheet:
