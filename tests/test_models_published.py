@@ -29,6 +29,13 @@ def test_a_row_says_all_that_matters_and_nothing_else(name: str) -> None:
     assert not [note for note in notes if note.startswith(("not in the config", "fields that change nothing"))]
 
 
+def test_of_each_row_one_source_is_named_that_it_was_compared_with() -> None:
+    from clustersim.core.texts import data_table
+
+    named = [row for rows in data_table("models")["checked"].values() for row in rows]
+    assert sorted(named) == sorted(ROWS)
+
+
 AS_ANOTHER = {"kimi_k2": "deepseek_v3"}
 """Types that transformers has no class for, and whose fields they have."""
 BIASED = {"deepseek_v3", "kimi_k2"}
