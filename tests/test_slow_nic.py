@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from clustersim import collectives, scenario
+from clustersim.app.cli import main
 from clustersim.cluster import files as fabrics
 from clustersim.cluster.files import Change
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.nccl.derive import system_of
+from clustersim.collectives.nccl.uneven import of_group
+from clustersim.core.errors import TopologyError
 
 SIZE = 4 * 2.0**30
 NODES = 2
@@ -147,3 +150,35 @@ def test_a_half_rate_nic_on_all_nodes_is_slower_than_the_healthy_machine_by_nccl
     """What was filed: 199.9 GB/s for 190.8, with one NIC of eight at half of its rate on both nodes."""
     slow = Change("node*/nic0", bandwidth=RATE / 4)
     assert seconds(machine="hgx-a100", algorithm=None) < seconds(slow, machine="hgx-a100", algorithm=None)
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "words"),
+    [
+        ("node0/nic3", 'bandwidth = "100 Gb/s"', "no ring of NCCL's takes node0/nic3: 12.5 GB/s beside 50 GB/s"),
+        ("node*/nic3", 'bandwidth = "100 Gb/s"', "no ring of NCCL's takes node0/nic3, node1/nic3: 12.5 GB/s"),
+        ("node0/nic3", "factor = 0.5", "node0/nic3 -> node0/pcie3 and 3 more links: 0.5 of the rate they say"),
+    ],
+)
+def test_a_machine_file_that_slows_a_nic_is_told_by_check_run_and_explain(tmp_path, capsys, where, change, words):
+    """Of a change of the machine's own file a run said nothing, and nobody that NCCL leaves the NIC out."""
+    file = tmp_path / "mine.toml"
+    file.write_text(f'name = "mine"\nextends = "hgx-h100"\n[[changes]]\nmatch = "{where}"\n{change}\n')
+    machine = ["--set", f"cluster.topology={file}", "--set", "cluster.nodes=2", "--set", "run.steps=1"]
+    base = "fsdp_llama3_8b_64x8_h100"
+    for command in (["check", str(file), "--nodes", "2"], ["run", base, *machine], ["explain", base, *machine]):
+        with pytest.raises(SystemExit) as done:
+            main(command)
+        assert not done.value.code
+        assert capsys.readouterr().out.count(words) == 1, command
+
+
+def test_a_nic_that_still_has_a_channel_is_not_called_left_out():
+    """Half a per cent less is no slow NIC to the layout of channels."""
+    slow = fabrics.change(fabrics.load("hgx-h100", nodes=NODES), Change("node*/nic2", bandwidth=RATE * 0.995))
+    assert list(of_group(Group(slow, fabrics.mesh(slow).gpus))) == []
+
+
+def test_a_part_without_its_node_is_named_with_it():
+    with pytest.raises(TopologyError, match=r"did you mean 'node0/nic3', or 'node\*/nic3' of every node"):
+        fabrics.change(fabrics.load("hgx-h100", nodes=NODES), Change("nic3", factor=0.5))

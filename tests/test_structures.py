@@ -11,7 +11,7 @@ from clustersim.app.cli import main
 from clustersim.app.cli.calibrate import CalibrationReport, _lines
 from clustersim.calibrate.beside_machine import beside_machine, lines
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
-from clustersim.calibrate.fit.structures import Structure, explained
+from clustersim.calibrate.fit.structures import Structure, explained, unexplained
 from clustersim.cluster import files as fabrics
 from clustersim.cluster.files import Change
 from clustersim.collectives.base import Group, Request
@@ -69,6 +69,34 @@ def test_a_planted_structure_is_named(planted, words):
 def test_a_machine_that_is_as_described_is_left_alone():
     assert told(AS_DESCRIBED) is None
     assert told(Structure("7", changes=(Change("node1/nic2", factor=0.97),))) is None
+
+
+def test_slow_calls_do_not_hide_what_large_messages_tell():
+    """Eight threads of one process pay some 40 us a call more: rings alone on an H800 passed for NVLS that is slow."""
+    planted = Structure("11", {"nvls": False})
+
+    def rows(structure: Structure, measured: list[float] | None = None) -> NcclTimes:
+        topology = structure.of(fabrics.load("hgx-h800"))
+        group = Group(topology, fabrics.mesh(topology).gpus)
+        pin = structure.algorithms or None
+        chosen = [choice(Request("all_reduce", size, algorithm=pin), group) for size in SIZES]
+        taken = measured or [seconds(one, costs_of(group)) + 60e-6 for one in chosen]
+        return NcclTimes(tuple(map(MeasuredCollective, taken, chosen, ["one"] * len(SIZES))))
+
+    measured = rows(planted).measured.tolist()
+    reason = explained(rows(AS_DESCRIBED, measured), lambda structure: rows(structure, measured))
+    assert "NVLS off" in reason.structure.words
+    assert reason.error > 0.5 * reason.described  # the calls are left
+
+
+def test_what_nothing_explains_is_said():
+    """A log of another machine, 2.8 times slower than expected, was told nothing."""
+    times = played(AS_DESCRIBED, [1.0] * len(SIZES), "all_reduce")
+    expected = times.predict({})
+    for factor, told in ((1.05, 0), (1.15, 1), (1.4, 2), (0.5, 2)):
+        said = list(unexplained(times.classes, factor * expected, expected))
+        assert len(said) == told
+        assert all(f"{factor:.2f} times those expected" in line for line in said)
 
 
 def test_what_is_written_is_what_was_played(tmp_path):

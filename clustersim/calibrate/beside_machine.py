@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from clustersim.calibrate.fit.of_logs import nccl_times, skipped_words
-from clustersim.calibrate.fit.structures import alike_words, errors_by_class, explained, reason_words
+from clustersim.calibrate.fit.structures import alike_words, errors_by_class, explained, reason_words, unexplained
 from clustersim.collectives import fitted as fitting
 from clustersim.core.errors import TraceError
 from clustersim.core.units import format_bytes, format_time
@@ -34,7 +34,8 @@ class BesideMachine(msgspec.Struct, frozen=True):
     topology : the machine. rows : in the log's order. errors : median |relative error| by class of sizes. constants :
         whether those of the time model are as shipped, or fitted to the machine, and when.
     explained : what the machine is, if not as its file says; with it and without, ``error`` and ``described`` are the
-        median error above 64 KiB. alike : what explains the log as well. skipped : rows left out, by reason.
+        median error above 64 KiB. alike : what explains the log as well. unexplained : sentences on classes that are
+        far off, and why is not known. skipped : rows left out, by reason.
     """
 
     topology: str
@@ -45,6 +46,7 @@ class BesideMachine(msgspec.Struct, frozen=True):
     described: float = 0.0
     error: float = 0.0
     alike: tuple[str, ...] = ()
+    unexplained: tuple[str, ...] = ()
     skipped: dict[str, int] = {}
 
 
@@ -68,7 +70,8 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
     constants = "as shipped" if fitted is None else f"as fitted {fitted.provenance.date}".rstrip()
     beside = BesideMachine(topology, rows, errors_by_class(times, expected), constants, skipped=skipped)
     if reason is None:
-        return beside
+        told = tuple(unexplained(times.classes, times.measured, expected))
+        return msgspec.structs.replace(beside, unexplained=told)
     return msgspec.structs.replace(
         beside,
         explained=reason.structure.words,
@@ -92,4 +95,5 @@ def lines(beside: BesideMachine) -> Iterator[str]:
     if beside.explained:
         yield reason_words(beside.explained, beside.described, beside.error)
     yield from alike_words(beside.alike)
+    yield from beside.unexplained
     yield from (f"skipped {count}: {why}" for why, count in beside.skipped.items())

@@ -128,7 +128,8 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     predicted from the other half of the sizes of ``held_out_of``; rows ``skipped``, by reason; the ``share`` of the way
     that constants were moved, where a size class would else be predicted worse. explained : how the machine differs
     from its file, with the median error of rows above 64 KiB as it is ``described`` and so; ``written`` to the
-    topology file; ``alike``, what explains the rows as well."""
+    topology file; ``alike``, what explains the rows as well. unexplained :
+    sentences on sizes that are far off as the file describes the machine, and why is not known."""
 
     constants: list[ConstantEstimate]
     errors: dict[str, FitErrors]
@@ -143,6 +144,7 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     error: float = 0.0
     written: bool = True
     alike: tuple[str, ...] = ()
+    unexplained: tuple[str, ...] = ()
 
 
 def _said(calibrated: Calibrated) -> CalibrationReport:
@@ -167,9 +169,14 @@ def _said(calibrated: Calibrated) -> CalibrationReport:
 
 def _explanation(calibrated: Calibrated) -> dict[str, Any]:
     """Fields of the report."""
+    from clustersim.calibrate.fit.structures import unexplained
+    from clustersim.core.ranges import size_class
+
     reason = calibrated.explained
     if reason is None:
-        return {}
+        fit = calibrated.fits[0]
+        classes = [size_class(size) for size in calibrated.sizes] if fit.part == "nccl" else []
+        return {"unexplained": tuple(unexplained(classes, fit.measured, fit.before)) if classes else ()}
     return {
         "explained": reason.structure.words,
         "described": reason.described,
@@ -236,6 +243,7 @@ def _lines(report: CalibrationReport) -> Iterator[str]:
         then = "it is written, and constants are fitted beside it" if report.written else NOT_WRITTEN
         yield f"{reason_words(report.explained, report.described, report.error)}; {then}"
         yield from alike_words(report.alike)
+    yield from report.unexplained
     for part, error in report.errors.items():
         yield f"{part}: {error.rows} rows, median |error| {error.before:.1%} before and {error.after:.1%} after"
     for name, error in report.by_size.items():

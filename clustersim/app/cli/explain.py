@@ -58,7 +58,8 @@ def explain(
     RUN is a folder that `clustersim run --out` wrote, a scenario (a .toml file, the name of a shipped one, or a plan's
     folder), which is simulated first, or a profiler's trace (a file, or a folder with one per rank).
     """
-    from clustersim.collectives.nccl.uneven import UNEVEN
+    from clustersim.cluster.files.check import UNSEEN
+    from clustersim.collectives.nccl.uneven import NO_RING, UNEVEN
     from clustersim.explain.explain import explain as explained
     from clustersim.studies.what_if.otherwise import at_most, each_change, otherwise
 
@@ -78,7 +79,8 @@ def explain(
         more = {"rerun": reruns.again, "choices": choices, "changes": did, "idle_knobs": idle}
         print_json({"run": loaded.title, "figures": loaded.run.facts.figures, **explanation.to_dict(), **more})
     else:
-        uneven = [note for note in loaded.run.facts.notes if note.startswith(UNEVEN)]
+        notes = loaded.run.facts.notes
+        uneven = [note for note in notes if note.startswith((UNEVEN, NO_RING)) or note.endswith(UNSEEN)]
         bounds = at_most(explanation) if reruns.again else []
         _print(loaded.title, explanation, did + reruns.text + bounds, idle + uneven)
 

@@ -15,6 +15,8 @@ from clustersim.core.errors import TopologyError, nearest
 from clustersim.core.memo import kept_with_first
 from clustersim.core.topology import GPU, NIC, NodeType, Topology
 
+FIRST_NODE = "node0/"
+"""What names of the first node's parts begin with."""
 HOST_LINKS = ("pcie", "c2c")
 """What a NIC hangs from inside its machine."""
 
@@ -127,9 +129,12 @@ def _links(topology: Topology, match: str, vertices: Ints) -> Bools:
 
 def _hint(topology: Topology, match: str) -> str:
     # A cluster has thousands of names; the nearest ones are those of the same folder.
+    inside = f"{FIRST_NODE}{match}"
+    if _matching(topology.vertex_names, inside):
+        return f"did you mean '{inside}', or 'node*/{match}' of every node?"
     head = match.rsplit("/", 1)[0] + "/" if "/" in match else ""
     near = [name for name in topology.vertex_names if name.startswith(head) and ("/" in name) == bool(head)]
-    return nearest(match, near or [name for name in topology.vertex_names if name.startswith("node0/")])
+    return nearest(match, near or [name for name in topology.vertex_names if name.startswith(FIRST_NODE)])
 
 
 def _without(topology: Topology, vertices: Ints, links: Bools) -> Topology:

@@ -231,7 +231,11 @@ def _odd_nvlinks(topology: Topology) -> Iterator[str]:
             return  # nodes are mostly alike
 
 
-def _hidden(topology: Topology) -> Iterator[str]:
+UNSEEN = "the rate they say is delivered (factor), which NCCL does not see"
+"""How the sentence on parts that hide how slow they are ends."""
+
+
+def hidden_parts(topology: Topology) -> Iterator[str]:
     """Parts that a change makes slower than they say."""
     if topology.hidden_factor is None:
         return
@@ -240,7 +244,7 @@ def _hidden(topology: Topology) -> Iterator[str]:
         links = slower[topology.hidden_factor[slower] == factor]
         names = topology.link_name(int(links[0]))
         more = f" and {len(links) - 1} more links" if len(links) > 1 else ""
-        yield f"{names}{more}: {factor:g} of the rate they say is delivered (factor), which NCCL does not see"
+        yield f"{names}{more}: {factor:g} of {UNSEEN}"
 
 
 def _slow_switches(topology: Topology) -> Iterator[str]:
@@ -286,7 +290,7 @@ _LOOKS = (
     _slots,
     _odd_nics,
     _odd_nvlinks,
-    _hidden,
+    hidden_parts,
     _slow_switches,
     _assumed,
 )

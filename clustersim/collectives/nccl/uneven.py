@@ -11,26 +11,51 @@ from dataclasses import replace
 
 import numpy as np
 
+from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group
+from clustersim.collectives.channels import channels
 from clustersim.collectives.nccl.derive import system_of
 from clustersim.collectives.nccl.graph import ChannelGraph
 from clustersim.collectives.nccl.search import search
 from clustersim.collectives.nccl.view import NodeView, System
+from clustersim.core.errors import few
+from clustersim.core.topology import NIC
+from clustersim.core.units import format_bandwidth
 
 UNEVEN = "nodes differ, and NCCL takes the fewest channels and the least speed of any"
 """How the sentence begins."""
 SHOWN = {"ring": "rings", "nvls": "NVLS trees"}
 """Search results that are told: trees have as many channels as rings."""
+NO_RING = "no ring of NCCL's takes"
+"""How the sentence on slow NICs begins."""
 LOST = 0.95
 """Of the bandwidth that the weaker node found: below that, taking the least of all has lost some."""
 
 
 def of_group(group: Group) -> Iterator[str]:
-    """The sentence of a group, if it spans nodes that differ; of GPUs that NCCL runs on."""
+    """Sentences of a group that spans nodes, of GPUs that NCCL runs on: if nodes differ, and if NICs are left out."""
     if np.unique(group.nodes).size > 1 and group.node_type.gpu.sm:
-        sentence = uneven_nodes(system_of(group))
-        if sentence:
-            yield sentence
+        system = system_of(group)
+        yield from filter(None, (uneven_nodes(system), _left_out(group, system)))
+
+
+def _left_out(group: Group, system: System) -> str:
+    """NICs that say they are slower than others of their node, where no ring takes their rail; empty where one does."""
+    rates = [[nic.bandwidth for nic in view.nics] for view in system.views]
+    if all(min(each, default=0.0) == max(each, default=0.0) for each in rates):
+        return ""
+    count = search(system)["ring"].n_channels
+    rails = {rail for ring in channels(group, count) for rail in ring.edge_rails.tolist()} if count else set()
+    topology = group.topology
+    find = router(topology)
+    nics = [v for v, kind in enumerate(topology.vertex_kinds) if kind == NIC]
+    fastest = max(map(find.reported_bandwidth, nics))
+    out = [v for v in nics if find.reported_bandwidth(v) < fastest and rails and find.rail(v) not in rails]
+    if not out:
+        return ""
+    names = few([topology.vertex_names[v] for v in out], 4)
+    rate = format_bandwidth(max(map(find.reported_bandwidth, out)))
+    return f"{NO_RING} {names}: {rate} beside {format_bandwidth(fastest)}; other NICs carry its part"
 
 
 def uneven_nodes(system: System) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from clustersim.cluster.files.check import hidden_parts
 from clustersim.core import limits
 from clustersim.core.device import AS_IS, Device, Speed, device
 from clustersim.core.errors import ScenarioError
@@ -176,7 +177,7 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | Non
         *model.notes,
         *_mixture(kinds),
         *_periods(scenario),
-        *_changed(scenario),
+        *_changed(scenario, topology),
         *_uneven(scenario, topology, mesh),
         *_told(scenario),
     )
@@ -243,8 +244,8 @@ def _periods(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _changed(scenario: Scenario) -> Iterator[str]:
-    """Of each change of a rate, whether NCCL sees it: what it plans for follows from that."""
+def _changed(scenario: Scenario, topology: Topology) -> Iterator[str]:
+    """Of each change of a rate, the scenario's or the machine's, whether NCCL sees it: what it plans for follows."""
     for i, change in enumerate(scenario.file.cluster.changes):
         if change.timed or change.remove:
             continue
@@ -253,6 +254,8 @@ def _changed(scenario: Scenario) -> Iterator[str]:
             yield f"{place} says its rate, and NCCL's search counts with it; factor is for what it does not see"
         elif change.factor is not None and change.factor < 1:
             yield f"{place} delivers {change.factor:g} of what NCCL reads and plans with; bandwidth is for what it sees"
+    if not scenario.file.cluster.changes:
+        yield from hidden_parts(topology)
 
 
 def _uneven(scenario: Scenario, topology: Topology, mesh: Mesh) -> Iterator[str]:
