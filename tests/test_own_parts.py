@@ -23,7 +23,7 @@ from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.files.traces import FORMATS, Samples
 from clustersim.model.families import FAMILIES, FamilyTable, by_type, families
 from clustersim.testing import check_algorithm, check_reader, check_schedule, check_strategy
-from clustersim.training.schedules import SCHEDULES, schedule
+from clustersim.training.schedules import SCHEDULES, Action, Schedule, schedule
 from clustersim.training.strategies import STRATEGIES
 
 OWN = ROOT / "tests" / "data" / "own_parts"
@@ -114,10 +114,10 @@ def test_every_part_of_the_package_keeps_its_public_contract(acme):
 
 def test_the_whole_example_of_the_page_runs_and_its_message_takes_what_its_bytes_take():
     page = (ROOT / "clustersim" / "OWN_PARTS.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(import clustersim\n.*?)```", page, re.S)
+    (code,) = re.findall(r"```python\n(from typing import Literal\n.*?)```", page, re.S)
     names = {}
     try:
-        exec(code, names)
+        exec(compile(code, "OWN_PARTS.md", "exec", dont_inherit=True), names)
     finally:
         STRATEGIES.withdraw("one_message")
     assert names["own"].prepared.model.parameters * 4 == names["sent"][-1]
@@ -263,3 +263,11 @@ def test_a_name_of_an_installed_package_is_taken_too_and_only_what_is_asked_for_
     assert "epsilon" not in sys.modules
     assert rows["x"].passes == (5, 5)
     del sys.modules["epsilon"]
+
+
+@pytest.mark.parametrize("slot", [Action("F", 0), (), ("F", 0)])
+def test_a_place_that_is_no_tuple_of_actions_is_named(slot):
+    """An action for a tuple of one ended in 'str' object has no attribute 'kind'."""
+    row = Schedule("bare", lambda p, chunks, m: ((slot, (Action("B", 0),)),) * p)
+    with pytest.raises(AssertionError, match=r"pipeline rank 0 has .* in place 0; a place is a tuple of one Action"):
+        check_schedule(row)

@@ -43,6 +43,10 @@ MOST_STAGES = 16
 ENDS = 2
 """Layers that embedding and loss count as."""
 OFFLOADED = 'offload_optimizer = { device = "cpu" }   # states and Adam on the host: nothing else of the recipe fits'
+WHOLE_EXPERTS = (
+    "etp = 1                      # --expert-tensor-parallel-size: whole experts; they are cut by tp if left out"
+)
+"""Beside tensor parallelism: experts that are cut by tp as well are on tp x ep ranks, and tokens leave the node."""
 COUNTED = """account_for_embedding_in_pipeline_split = true   # counts as a layer, so that stages are of equal size
 account_for_loss_in_pipeline_split = true        # and so does this
 """
@@ -125,7 +129,7 @@ def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
         "stage": 1,
         "dtype": place.dtype,
         "kernels": kernels(place.shape),
-        "experts": _experts(place),
+        "experts": _experts(place, chosen.get("tp", 1)),
         "sequence": str(chosen.get("tp", 1) > 1).lower(),
         "passes": 4 * chosen.get("pp", 1),
         "counted": COUNTED if place.counts_ends(chosen.get("pp", 1)) else "",
@@ -166,7 +170,9 @@ OWN_TABLES = {
 def own_tables(tried: str) -> dict[str, str]:
     """The ``[try.strategies.parallel]`` tables, where ``tried``, of :func:`degrees_tried`, splits the model at all."""
     head = "\n[try.strategies.parallel]    # with this strategy alone\n"
-    return {name: head + "\n".join(lines) + "\n" if tried else "" for name, lines in OWN_TABLES.items()}
+    whole = {"of_ddp": (WHOLE_EXPERTS,)} if "\nep = " in tried else {}
+    own = {name: (*lines, *whole.get(name, ())) for name, lines in OWN_TABLES.items()}
+    return {name: head + "\n".join(lines) + "\n" if tried else "" for name, lines in own.items()}
 
 
 def degrees_tried(places: Sequence[RecipePlace]) -> str:
@@ -196,9 +202,10 @@ def _expert_degrees(places: Sequence[RecipePlace]) -> list[int]:
     return [n for n in powers_of_two(min(most, MOST_EXPERT_RANKS)) if shape is not None and shape.experts % n == 0]
 
 
-def _experts(place: RecipePlace) -> str:
+def _experts(place: RecipePlace, tp: int) -> str:
     if place.shape is None or not place.shape.experts:
         return ""
     world = place.nodes * place.per_node
     degree = max(n for n in powers_of_two(min(place.per_node, world)) if place.shape.experts % n == 0)
-    return f"ep = {degree}                       # experts of a layer shared out inside a node, tokens sent to them\n"
+    line = f"ep = {degree}                       # experts of a layer shared out inside a node, tokens sent to them\n"
+    return line + (WHOLE_EXPERTS + "\n" if tp > 1 else "")

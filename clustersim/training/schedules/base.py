@@ -100,7 +100,8 @@ class Schedule:
     Parameters
     ----------
     name : how a scenario writes it. aliases : other systems' names for it.
-    rule : (stages, chunks, microbatches, **options) -> Orders, for values that :meth:`order` has checked.
+    rule : (stages, chunks, microbatches, **options) -> Orders, for values that :meth:`order` has checked: of each rank
+        a tuple of places, each a tuple of one :class:`Action`, or of a forward and a backward that run together.
     placement : where the chunks are; see :func:`stage_of`.
     chunks : how many a rank must have; None for any number.
     splits_backward : whether the orders have I and W instead of B (or beside it).

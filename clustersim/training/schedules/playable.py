@@ -31,7 +31,9 @@ def check(orders: Orders, placement: str, microbatches: int, chunks: int | None 
 def _problems(order: Order, microbatches: int, chunks: int) -> Iterator[str]:
     """What is wrong on one rank, in words that follow its number."""
     seen: set[Action] = set()
-    for slot in order:
+    for place, slot in enumerate(order):
+        if not slot or not all(isinstance(action, Action) for action in slot):
+            yield f"has {slot!r} in place {place}; a place is a tuple of one Action, or of two that run together"
         if sorted(action.kind == "F" for action in slot) not in ([False], [True], [False, True]):
             yield f"runs {text((slot,))} together; a pair is one forward and one backward"
         for action in slot:

@@ -25,6 +25,7 @@ What is imitated (deepspeed/runtime/zero/stage3.py, partitioned_param_coordinato
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import groupby
 
@@ -331,8 +332,26 @@ class Zero3(Zero):
         live = format_bytes(sharded.nbytes(max(visit.live for visit in self.recorded), self.config.param_dtype))
         calls = sum(visit.fetch + bool(visit.prefetch) for visit in self.recorded)
         return (
-            f"zero3: {self.ranks} ranks, {calls} all-gathers a pass, at most {live} gathered at once",
+            f"zero3: {self.ranks} ranks, {calls} all-gathers a micro-batch, at most {live} gathered at once",
+            *self._regathered(),
             *self.config.notes,
+        )
+
+    def _regathered(self) -> tuple[str, ...]:
+        """How often what is gathered is, where that is not once forward and once backward: a count by hand is off."""
+        gathered: Counter[int] = Counter()
+        for visit in self.recorded:
+            gathered.update([visit.module] * visit.fetch)
+            gathered.update(visit.prefetch)
+        sizes = {module: self.modules[module].numel for module in gathered}
+        once = sum(sizes.values())
+        times = sum(sizes[module] * count for module, count in gathered.items()) / once if once else 0.0
+        more = sum(count > 2 for count in gathered.values())
+        if not more:
+            return ()
+        return (
+            f"zero3: a micro-batch gathers {times:.2f} times what is shared out; {more} modules a third time, as "
+            "recomputation and backward use them more than stage3_max_reuse_distance parameters apart",
         )
 
 
