@@ -277,7 +277,7 @@ def test_a_file_of_any_name_is_written_and_can_be_read(clustersim, tmp_path, nam
 
 @pytest.mark.parametrize("model", ["qwen2-57b-a14b", "mixtral-8x22b"])
 def test_experts_that_are_said_to_be_inside_a_node_are(clustersim, tmp_path, model):
-    """Experts were cut by tp besides, as Megatron does where nothing is said: 32 ranks on four nodes, 24.8 % for 27.8."""
+    """Experts were cut by tp besides, as Megatron does where nothing is said: on four nodes, 24.8 % MFU for 27.8."""
     file = tmp_path / "moe.toml"
     clustersim("new", "scenario", str(file), "--model", model, "--gpu", "H100", "--nodes", "8", "--recipe", "megatron")
     assert "shared out inside a node" in file.read_text(encoding="utf-8")
