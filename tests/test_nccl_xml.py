@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def dgx_h100() -> str:
                 f'<pci busid="0000:{gpu}6:00.0" class="0x060400" {SPEED}>'
                 f'<pci busid="0000:{gpu}8:00.0" class="0x030200" vendor="0x10de" device="0x2330" {SPEED}>'
                 f'<gpu dev="{gpu}" sm="90" rank="{gpu}" gdr="1">{links}</gpu></pci>'
-                f'<pci busid="0000:{gpu}9:00.0" class="0x020000" vendor="0x15b3" {SPEED}><nic>'
+                f'<pci busid="0000:{gpu}9:00.0" class="0x020700" vendor="0x15b3" {SPEED}><nic>'
                 f'<net name="mlx5_{gpu}" dev="{gpu}" speed="400000" port="1" gdr="1"/></nic></pci></pci>'
             )
         lines.append("</cpu>")
@@ -212,7 +213,6 @@ def sums(machine, kind: str) -> float:
     [
         ("H100-SXM5-80GB", 450, 8 * 50),
         ("A100-SXM4-80GB", 300, 8 * 25),
-        ("A100-SXM4-40GB", 300, 8 * 12.5),
         ("V100-SXM2-32GB", 150, 8 * 12.5),
         ("H200-SXM5-141GB", 450, 8 * 50),
     ],
@@ -332,3 +332,107 @@ def test_a_change_of_a_file_may_take_out_what_it_matches(tmp_path: Path):
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\nextends = "hgx-h100"\n[[changes]]\nmatch = "node0/nic0"\nremove = true\n')
     assert sum(kind == "nic" for kind in fabrics.load(str(path)).vertex_kinds) == 7
+
+
+def dump(gpus: list[str], *, links: dict[int, str], nic: str = "", device: str = "0x20b5", cpu: str = "") -> str:
+    """As NCCL dumps GPUs, one a CPU, with what is inside of each, and something below each CPU."""
+    parts = "".join(
+        f'<cpu numaid="{i}" arch="x86_64" vendor="AMD"{cpu.format(i // 2)}><pci busid="{bus}" class="0x030200" '
+        f'vendor="0x10de" device="{device}" {SPEED}>'
+        f'<gpu dev="{i}" sm="80" rank="{i}" gdr="1">{links.get(i, "")}</gpu></pci>{nic}</cpu>'
+        for i, bus in enumerate(gpus)
+    )
+    return f'<system version="1">{parts}</system>'
+
+
+def nvlink(target: str, kind: str = "0x030200", count: int = 12) -> str:
+    """One bundle."""
+    return f'<nvlink target="{target}" count="{count}" tclass="{kind}"/>'
+
+
+PAIR = ["0001:00:00.0", "0002:00:00.0"]
+
+
+def test_a_link_that_leads_to_its_own_gpu_or_to_none_of_the_file_joins_nothing_and_is_said(tmp_path: Path):
+    own, away = tmp_path / "own", tmp_path / "away"
+    own.mkdir()
+    away.mkdir()
+    text = dump(PAIR, links={i: nvlink(bus) for i, bus in enumerate(PAIR)})
+    said, report, machine = made_of(text, own)
+    assert "nvlink" not in machine.link_kinds
+    assert "lead to the GPU itself" in said
+    assert any("lead to the GPU itself" in warning for warning in report.warnings)
+    others = nvlink("0003:00:00.0", count=4)
+    text = dump(PAIR, links={0: nvlink(PAIR[1], count=4) + others, 1: nvlink(PAIR[0], count=4)})
+    said, _, machine = made_of(text, away)
+    assert sums(machine, "nvlink") == pytest.approx(100)
+    assert "0003:00:00.0, which the file does not have" in said
+
+
+def test_nvlinks_of_a_power9_lead_to_its_cpu(tmp_path: Path):
+    text = dump(PAIR, links={i: nvlink("0004:00:01.0", "0x068001", 3) for i in range(2)}, device="0x1db1")
+    _, _, machine = made_of(text, tmp_path)
+    wires = [
+        machine.vertex_kinds[dst]
+        for dst, kind in zip(machine.link_dst, machine.link_kinds, strict=True)
+        if kind == "nvlink"
+    ]
+    assert set(wires) == {"cpu", "gpu"}
+    assert "nvswitch" not in machine.vertex_kinds
+
+
+ETHERNET = '<nic><net name="eth0" dev="0" speed="10000" port="0" guid="0x0" gdr="0"/></nic>'
+
+
+def test_an_interface_below_every_cpu_is_one_nic_of_sockets(tmp_path: Path):
+    _, _, machine = made_of(dump(PAIR, links={}, nic=ETHERNET, device="0x20b5"), tmp_path)
+    assert (machine.node_types[0].n_nics, machine.node_types[0].net) == (1, "tcp")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "net"),
+    [
+        ("mlx5_", "mlx5_", "ib"),
+        ('class="0x020700" vendor="0x15b3"', 'class="0x020000" vendor="0x15b3" device="0x1021"', "roce"),
+        ("mlx5_", "rdmap8s", "efa"),
+        ("mlx5_", "cxi", "slingshot"),
+        ("mlx5_", "bnxt_re", "roce"),
+    ],
+)
+def test_what_nics_speak_is_of_their_class_id_and_name(tmp_path: Path, old: str, new: str, net: str):
+    _, _, machine = made_of(dgx_h100().replace(old, new), tmp_path)
+    assert machine.node_types[0].net == net
+
+
+def test_a_file_written_for_nccl_has_the_boards_nvlink_though_it_lists_gpus(tmp_path: Path):
+    gpu = re.compile(r'(<pci busid="\d+:0\d:00.0" class="0x030200"[^>]*)/>')
+    inside = gpu.sub(r'\1><gpu dev="0" sm="90" rank="0" gdr="1"/></pci>', tree())
+    assert "<gpu" in inside
+    said, _, machine = made_of(inside, tmp_path, "--gpu", "H100-SXM5-80GB")
+    assert sums(machine, "nvlink") == pytest.approx(450)
+    assert "NVLink between the GPUs is that of" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '<system version="1"><cpu numaid="0"><pci busid="0000:00:16.0"/></cpu></system>',
+            "1 PCI device without a class",
+        ),
+        (dump(PAIR * 2, links={}, cpu=' host_hash="0x{}"'), "is of 2 hosts whose NVLinks are one domain"),
+        (dump(PAIR, links={}, device="0x740c"), "say --gpu MI250-GCD or --gpu MI250X-GCD"),
+    ],
+)
+def test_what_no_file_of_one_machine_tells_is_asked_for(tmp_path: Path, text: str, said: str):
+    with pytest.raises(ClusterSimError, match=said):
+        made_of(text, tmp_path)
+
+
+def test_machines_with_nics_of_another_kind_tell_no_rate(tmp_path: Path):
+    with pytest.raises(ClusterSimError, match="shipped machines with these GPUs have 100 and 200 Gb/s; say --nics"):
+        made_of(tree(), tmp_path, "--gpu", "A100-SXM4-40GB")
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    with pytest.raises(ClusterSimError, match="have 10 and 100 Gb/s"):
+        made_of(matrix(4, 1, "NV2").replace("NIC0", "mlx5_0"), sockets, "--gpu", "V100-SXM2-16GB")

@@ -9,6 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
+from clustersim.cluster.files import pci
 from clustersim.cluster.files.load import files, load
 from clustersim.cluster.files.reading import read
 from clustersim.core.errors import ClusterSimError
@@ -86,20 +87,44 @@ def board(device: str, gpus: int) -> Board | None:
     return Board(f"{count} {device} joined all to all", kind, 0.0, pairs)
 
 
-def nic_rate(device: str, gpus: int, ids: set[str]) -> tuple[float, str] | None:
-    """Gb/s that a NIC of such a machine has, and what says so: its PCI device id, or the machine; None else."""
-    if len(ids) == 1:
-        port = NIC_PORTS.get(next(iter(ids)).lower())
-        if port is not None:
-            return port[1], f"the fastest port of a {port[0]}"
-    machines = sorted(_machines(device), key=lambda candidate: candidate.node_types[0].n_gpus != gpus)
-    for machine in filter(_tells_nics, machines):
-        is_nic = np.array([kind == NIC for kind in machine.vertex_kinds])
-        ports = np.array([kind == "net" for kind in machine.link_kinds]) & is_nic[machine.link_src]
-        rates = np.unique(machine.link_bandwidth[ports])
-        if len(rates) == 1:
-            return float(rates[0]) * 8 / 1e9, f"as in {machine.name}"
-    return (USUAL, "the usual port of a server whose maker names none") if machines else None
+@dataclass(frozen=True)
+class NicRate:
+    """Gb/s of a NIC (0 where machines disagree), what says so, and the ``net`` of the machine that does."""
+
+    rate: float
+    why: str
+    net: str = ""
+
+
+def nic_rate(device: str, gpus: int, device_id: str, speaks: str) -> NicRate | None:
+    """What a NIC of such a machine has: its PCI device id says so, or the machine; None where neither does.
+
+    speaks : a key of :data:`pci.FAMILIES`, or nothing. A machine whose NICs are of another kind tells nothing of their
+    rate; where it alone has as many GPUs, and another rate, none is told.
+    """
+    port = NIC_PORTS.get(device_id.lower())
+    if port is not None:
+        return NicRate(port[1], f"the fastest port of a {port[0]}")
+    machines = _machines(device)
+    told = [(machine, rate) for machine in machines if _tells_nics(machine) for rate in _port_rates(machine)]
+    alike = [(m, rate) for m, rate in told if not speaks or m.node_types[0].net in pci.FAMILIES[speaks]]
+    as_many = [(m, rate) for m, rate in told if m.node_types[0].n_gpus == gpus]
+    best = [pair for pair in as_many if pair in alike] or alike
+    rates = sorted({rate for _, rate in as_many + alike})
+    if told and not (best and best[0] in as_many) and len(rates) > 1 and as_many:
+        return NicRate(0.0, " and ".join(f"{rate:g}" for rate in rates))
+    if best:
+        machine, rate = best[0]
+        return NicRate(rate, f"as in {machine.name}", machine.node_types[0].net)
+    return NicRate(USUAL, "the usual port of a server whose maker names none") if machines else None
+
+
+def _port_rates(machine: Topology) -> list[float]:
+    """Gb/s of the NICs of a machine where they are all alike."""
+    is_nic = np.array([kind == NIC for kind in machine.vertex_kinds])
+    ports = np.array([kind == "net" for kind in machine.link_kinds]) & is_nic[machine.link_src]
+    rates = np.unique(machine.link_bandwidth[ports])
+    return [float(rates[0]) * 8 / 1e9] if len(rates) == 1 else []
 
 
 def _tells_nics(machine: Topology) -> bool:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from clustersim.cluster.files import beside, boards, lstopo, rocm_topo, smi_topo
+from clustersim.cluster.files import beside, boards, lstopo, pci, rocm_topo, smi_topo, wires
 from clustersim.cluster.files.beside import Beside
 from clustersim.core import errors, texts
 from clustersim.core.device import device
@@ -23,76 +22,6 @@ from clustersim.core.tomls import toml_value
 
 MOST_PARTS = 4096
 """GPUs, NICs, switches and CPUs of one node."""
-_DEVICES = {
-    "0x15f8": "P100-PCIe-16GB",
-    "0x15f9": "P100-SXM2-16GB",
-    "0x1db1": "V100-SXM2-16GB",
-    "0x1db5": "V100-SXM2-32GB",
-    "0x1db4": "V100-PCIe-16GB",
-    "0x1db6": "V100-PCIe-32GB",
-    "0x1eb8": "T4",
-    "0x20b0": "A100-SXM4-40GB",
-    "0x20b2": "A100-SXM4-80GB",
-    "0x20f1": "A100-PCIe-40GB",
-    "0x20b5": "A100-PCIe-80GB",
-    "0x2236": "A10",
-    "0x2204": "RTX-3090",
-    "0x27b8": "L4",
-    "0x26b9": "L40S",
-    "0x2684": "RTX-4090",
-    "0x2330": "H100-SXM5-80GB",
-    "0x2331": "H100-PCIe-80GB",
-    "0x2335": "H200-SXM5-141GB",
-    "0x2901": "B200-SXM-180GB",
-    "0x20f3": "A800-SXM4-80GB",
-    "0x2324": "H800-SXM5-80GB",
-    "0x2342": "GH200-96GB",
-    "0x2941": "GB200-186GB",
-    "0x2230": "RTX-A6000",
-    "0x26b1": "RTX-6000-Ada",
-    "0x1e02": "TITAN-RTX",
-    "0x1e30": "RTX-8000",
-    "0x102d": "K80",
-    "0x1023": "K40",
-    "0x1024": "K40",
-    "0x17c2": "GTX-TITAN-X",
-    "0x17fd": "M40",
-    "0x1b00": "TITAN-X-Pascal",
-    "0x1b02": "TITAN-Xp",
-    "0x1b06": "GTX-1080-Ti",
-    "0x1b38": "P40",
-    "0x1b80": "GTX-1080",
-    "0x1bb3": "P4",
-    "0x1d81": "TITAN-V",
-    "0x1dba": "GV100-32GB",
-    "0x1df6": "V100S-PCIe-32GB",
-    "0x1e04": "RTX-2080-Ti",
-    "0x1e07": "RTX-2080-Ti",
-    "0x1e82": "RTX-2080",
-    "0x1e87": "RTX-2080",
-    "0x20b3": "A100-SXM-64GB",
-    "0x20b7": "A30",
-    "0x2203": "RTX-3090-Ti",
-    "0x2206": "RTX-3080",
-    "0x2208": "RTX-3080-Ti",
-    "0x2231": "RTX-A5000",
-    "0x2232": "RTX-A4500",
-    "0x2235": "A40",
-    "0x2237": "A10G",
-    "0x2484": "RTX-3070",
-    "0x24b0": "RTX-A4000",
-    "0x2503": "RTX-3060",
-    "0x2504": "RTX-3060",
-    "0x2704": "RTX-4080",
-    "0x2782": "RTX-4070-Ti",
-    "0x2786": "RTX-4070",
-    "0x26b5": "L40",
-    "0x738c": "MI100",
-    "0x7408": "MI250X-GCD",
-    "0x740f": "MI210",
-    "0x74a1": "MI300X",
-}
-"""PCI device ids of the PCI ID repository (pci-ids.ucw.cz)."""
 _ARCHITECTURES = {"908": "MI100"}
 """AMD's architectures of which there is one GPU (LLVM, "User Guide for AMDGPU Backend")."""
 TOOLS = {
@@ -111,7 +40,7 @@ links), MI210 and MI250X (100 GB/s a link, both directions), MI300X and MI355X p
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _MODELS = {79: "bdw", 85: "skl", 143: "spr", 207: "emr"}
 _SWITCH = "0x0604"
-_GPU = "0x03"
+_GPU = ("0x03", "0x0b40")
 _NIC = "0x02"
 _OTHER = "0x12"
 _MAKERS = ("0x1002", "0x10de")
@@ -191,23 +120,49 @@ class _XmlDump:
         self.uneven: dict[str, str] = {}  # NICs whose ports differ: their rates
         self.nic_ids: dict[str, str] = {}
         self.labels: dict[str, str] = {}  # of NICs, as the system calls them
+        self.speaks: dict[str, str] = {}  # of NICs: pci.spoken
+        self.told_net = ""  # of the machine that told the NICs' rate
+        self.homes: dict[str, str] = {}  # of GPUs: their CPU
         self.assumed: list[str] = [root.get("near", "")] if root.get("near") else []
         self.sources: dict[str, str] = {}  # of a kind of link or of a NIC that the file does not tell
         self.gen = 0
         cpus = root.findall("cpu")
+        self._one_host(cpus)
         for cpu in cpus:
             name = self._new("cpu", "cpu")
+            had = len(self.gpus)
             for part in cpu:
                 self._walk(part, name)
+            self.homes |= {gpu: name for gpu, _ in list(self.gpus.values())[had:]}
         self.cpu = cpus[0] if cpus else ET.Element("cpu")
         if not self.gpus:
-            raise TopologyError(f"{path}: no GPU in this dump")
+            raise TopologyError(f"{path}: {self._no_gpu(root)}")
+        # NCCL dumps the ids of what it finds; in a file that people write it fills NVLink in itself.
+        self.written = root.get("source") is None and not any(part.get("device") for part in root.iter("pci"))
         self.device = self._device()
         self._nvlinks()
         self._board()
         self._inactive()
         self._ports()
         self._nic_rates(nics)
+
+    def _one_host(self, cpus: list[ET.Element]) -> None:
+        """A dump of several hosts of one NVLink domain is no machine's."""
+        hosts = {cpu.get("host_hash", "") for cpu in cpus}
+        if len(hosts) > 1:
+            raise TopologyError(
+                f"{self.path}: is of {len(hosts)} hosts whose NVLinks are one domain (host_hash), and a machine is one "
+                "of them; give the dump of a job on one host, or take a shipped rack, such as --topology gb200-nvl72"
+            )
+
+    def _no_gpu(self, root: ET.Element) -> str:
+        bare = sum(not part.get("class") for part in root.iter("pci"))
+        if not bare:
+            return "no GPU in this dump"
+        return (
+            f"{errors.several(bare, 'PCI device')} without a class, so that nothing tells which are GPUs (NCCL asks "
+            "the machine); give what NCCL_TOPO_DUMP_FILE writes there"
+        )
 
     def _new(self, kind: str, word: str) -> str:
         counted(sum(map(len, self.parts.values())), MOST_PARTS, f"{self.path}: parts of the node", TopologyError)
@@ -231,21 +186,28 @@ class _XmlDump:
             self.gen = max(self.gen, self._generation(part))
             self.links.append((name, above, "pcie", rate))
         elif nic is not None or kind.startswith(_NIC):
-            self._nic(nic if nic is not None else ET.Element("nic"), above, rate, part.get("device", ""))
+            self._nic(nic if nic is not None else ET.Element("nic"), above, rate, part)
         elif kind.startswith(_SWITCH) and len(part):
             name = self._new("pcie_switch", "pcie")
             self.links.append((name, above, "pcie", rate))
             for below in part:
                 self._walk(below, name)
 
-    def _nic(self, nic: ET.Element, above: str, rate: float, device_id: str = "") -> None:
+    def _nic(self, nic: ET.Element, above: str, rate: float, part: ET.Element | None = None) -> None:
         ports = [self._number(net, "speed") for net in nic.findall("net")]
+        first = nic.find("net")
+        label = first.get("name", "") if first is not None else ""
+        sockets = first is not None and first.get("guid") == "0x0" and first.get("port") == "0"
+        if sockets and label in self.labels.values():
+            return  # an interface of no PCI device, which NCCL lists below each CPU
         name = self._new("nic", "nic")
-        self.labels[name] = next((net.get("name", "") for net in nic.findall("net")), "")
+        self.labels[name] = label
         self.rates[name] = max(sum(ports), 0) / 1000  # 0 where the file does not say
         if len(set(ports)) > 1 and min(ports) > 0:
             self.uneven[name] = " and ".join(f"{rate / 1000:g}" for rate in ports)
-        self.nic_ids[name] = device_id
+        self.nic_ids[name] = part.get("device", "") if part is not None else ""
+        kind = part.get("class", "") if part is not None else ""
+        self.speaks[name] = pci.spoken(kind, self.nic_ids[name], label, sockets=sockets)
         self.links.append((name, above, "pcie", rate))
 
     def _number(self, part: ET.Element, key: str) -> int:
@@ -270,23 +232,15 @@ class _XmlDump:
         return lanes * speed / 8 * (128 / 130 if speed >= 8.0 else 0.8)
 
     def _nvlinks(self) -> None:
-        """Bundles between GPUs, each told by both ends, and to NVSwitches, told by the GPU alone."""
-        switches: dict[str, str] = {}
-        bundles: Counter[tuple[str, str]] = Counter()
+        """Bundles between GPUs, and to what else their NVLinks lead."""
+        found = wires.wired(self.gpus, self._number)
         kind = "xgmi" if any(gpu.find("xgmi") is not None for _, gpu in self.gpus.values()) else "nvlink"
         rate = self._wire(kind)
-        for name, gpu in self.gpus.values():
-            for link in [*gpu.findall("nvlink"), *gpu.findall("xgmi")]:
-                target = link.get("target", "").lower()
-                count = self._number(link, "count")
-                if target in self.gpus:
-                    a, b = sorted((name, self.gpus[target][0]))
-                    bundles[a, b] = max(bundles[a, b], count)
-                elif link.get("tclass", "").startswith("0x0680"):
-                    if target not in switches:
-                        switches[target] = self._new("nvswitch", "nvswitch")
-                    bundles[name, switches[target]] += count
-        self.links += [(a, b, kind, rate * count) for (a, b), count in bundles.items() if count > 0]
+        switches = {target: self._new("nvswitch", "nvswitch") for target in found.switches}
+        self.links += [(a, b, kind, rate * count) for (a, b), count in found.pairs.items()]
+        self.links += [(gpu, switches[target], kind, rate * count) for gpu, target, count in found.switched]
+        self.links += [(gpu, self.homes[gpu], kind, rate * count) for gpu, count in found.hosted]
+        self.assumed += found.said
 
     def _wire(self, kind: str) -> float:
         """GB/s of one link and direction between these GPUs."""
@@ -305,7 +259,7 @@ class _XmlDump:
         if joined or len(self.gpus) < 2 or not kind.nvlink_links:
             return
         wire = "xGMI" if kind.name.startswith("MI") else "NVLink"
-        if any(gpu.get("sm") or gpu.get("dev") for _, gpu in self.gpus.values()):
+        if not self.written and any(gpu.get("sm") or gpu.get("dev") for _, gpu in self.gpus.values()):
             hides = ", or is the file of nvidia-smi topo -mp, which hides it" if "nvidia-smi" in self.source else ""
             self.assumed.append(
                 f"no {wire} joins the GPUs, as the file has it; a {kind.name} has {wire}: is it working{hides}?"
@@ -391,15 +345,17 @@ class _XmlDump:
         unknown = [name for name in self.parts["nic"] if not self.rates[name]]
         for device_id in sorted({self.nic_ids[name] for name in unknown}):
             alike = [name for name in unknown if self.nic_ids[name] == device_id]
-            found = boards.nic_rate(self.device, len(self.gpus), {device_id} if device_id else set())
-            if found is None:
+            found = boards.nic_rate(self.device, len(self.gpus), device_id, self.speaks[alike[0]])
+            if found is None or not found.rate:
+                differ = f", and shipped machines with these GPUs have {found.why} Gb/s" if found else ""
                 raise TopologyError(
-                    f"{self.path}: does not say the rate of {len(alike)} NICs; say --nics, "
+                    f"{self.path}: does not say the rate of {errors.several(len(alike), 'NIC')}{differ}; say --nics, "
                     f"such as --nics {len(self.parts['nic'])}x400Gb/s"
                 )
+            self.told_net = self.told_net or found.net
             slot = min((rate for a, _, kind, rate in self.links if a in alike and kind == "pcie"), default=0.0)
-            rate = boards.carried(found[0], slot) if slot and not self.guessed else found[0]
-            why = found[1] if rate == found[0] else f"which is what a slot of {slot:.4g} GB/s carries of {found[1]}"
+            rate = boards.carried(found.rate, slot) if slot and not self.guessed else found.rate
+            why = found.why if rate == found.rate else f"which is what a slot of {slot:.4g} GB/s carries of {found.why}"
             for name in alike:
                 self.rates[name] = rate
                 self.sources[name] = f"assumed: {why}"
@@ -450,13 +406,17 @@ class _XmlDump:
     def _device(self) -> str:
         if self.gpu_name:
             return device(self.gpu_name).name
-        devices = {_DEVICES.get(device_id.lower(), "") for device_id in self.ids}
+        told = {device_id: pci.gpus_of(device_id) for device_id in self.ids}
+        devices = {names[0] if len(names) == 1 else "" for names in told.values()}
         if self.ids == {""}:  # of old dumps, which say the architecture alone
-            told = {gpu.get("gcn", "").removeprefix("gfx") for _, gpu in self.gpus.values()}
-            devices = {_ARCHITECTURES.get(gcn, "") for gcn in told}
+            codes = {gpu.get("gcn", "").removeprefix("gfx") for _, gpu in self.gpus.values()}
+            devices = {_ARCHITECTURES.get(gcn, "") for gcn in codes}
         if len(devices) != 1 or "" in devices:
             ids = ", ".join(sorted(texts.short(device_id) or "none" for device_id in self.ids))
-            raise TopologyError(f"{self.path}: GPUs of the PCI device id {ids}: which they are is not known; say --gpu")
+            several = sorted(name for names in told.values() for name in names) if len(told) == 1 else []
+            why = f"which is of {errors.few(several, 3)}" if several else "which they are is not known"
+            ask = " or ".join(f"--gpu {name}" for name in several) or "--gpu"
+            raise TopologyError(f"{self.path}: GPUs of the PCI device id {ids}: {why}; say {ask}")
         return devices.pop()
 
     def text(self) -> str:
@@ -475,26 +435,29 @@ class _XmlDump:
         yield from ("", "[node]", f'device = "{self.device}"')
         yield f'cpu_vendor = "{"arm" if "arm" in self.cpu.get("arch", "") else vendor or "intel"}"'
         yield from ([f'cpu_model = "{model}"'] if model and vendor == "intel" else [])
-        yield from (f'net = "{"ib" if nics else "none"}"', f"pcie_gen = {self.gen}")
-        yield f"nvls = {str(bool(self.parts['nvswitch']) and device(self.device).sm >= 90).lower()}"
+        kind = device(self.device)
+        net, guess = pci.net_of([self.speaks[name] for name in nics], kind.sm, self.told_net) if nics else ("none", "")
+        yield from (f'net = "{net}"', f"pcie_gen = {self.gen}")
+        yield f"nvls = {str(bool(self.parts['nvswitch']) and kind.sm >= 90).lower()}"
         yield from ("", "[node.sources]", f'device = "{source}"')
-        for kind, names in self.parts.items():
+        yield from ([f'net = "assumed: {guess}"'] if guess else [])
+        for part, names in self.parts.items():
             for rate in sorted({self.rates.get(name, 0.0) for name in names}):
                 alike = [name for name in names if self.rates.get(name, 0.0) == rate]
                 told = self.sources.get(alike[0], source)
-                yield from ("", "[[node.vertices]]", f'names = "{", ".join(alike)}"', f'kind = "{kind}"')
+                yield from ("", "[[node.vertices]]", f'names = "{", ".join(alike)}"', f'kind = "{part}"')
                 yield from ([f'bandwidth = "{rate:g} Gb/s"', f'source = "{told}"'] if rate else [])
         cpus = self.parts["cpu"]
         pairs = [(a, b, "cpu", 40.0) for i, a in enumerate(cpus) for b in cpus[i + 1 :]]
         hops = {"nvlink": "25 ns", "xgmi": "25 ns", "pcie": "150 ns", "cpu": "100 ns"}
         # A NIC that hangs off the CPU has no link of its own in the dump: as fast as its port.
         links = [(a, b, kind, rate or self.rates.get(a, 0.0) / 8) for a, b, kind, rate in self.links] + pairs
-        for kind, rate in dict.fromkeys((kind, rate) for *_, kind, rate in links):
-            ends = [(a, b) for a, b, *link_kind in links if link_kind == [kind, rate]]
-            told = self.sources.get(kind, source if kind != "cpu" else "assumed: the dump does not tell it")
+        for word, rate in dict.fromkeys((word, rate) for *_, word, rate in links):
+            ends = [(a, b) for a, b, *link_kind in links if link_kind == [word, rate]]
+            told = self.sources.get(word, source if word != "cpu" else "assumed: the dump does not tell it")
             yield from ("", "[[node.links]]", f'a = "{", ".join(a for a, _ in ends)}"')
-            yield from (f'b = "{", ".join(b for _, b in ends)}"', 'pattern = "zip"', f'kind = "{kind}"')
-            yield from (f'bandwidth = "{rate:.6g} GB/s"', f'latency = "{hops[kind]}"')
+            yield from (f'b = "{", ".join(b for _, b in ends)}"', 'pattern = "zip"', f'kind = "{word}"')
+            yield from (f'bandwidth = "{rate:.6g} GB/s"', f'latency = "{hops[word]}"')
             yield f'source = "{told}; latency assumed"'
         yield from ("", "[fabric]", f'kind = "{"rail_optimised" if nics else "none"}"')
         yield 'source = "assumed: the dump does not tell what joins the nodes"'

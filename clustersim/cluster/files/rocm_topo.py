@@ -61,7 +61,7 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
             ET.SubElement(part, "gpu", dev=str(index))
         for number in range(nics):
             if number * len(types) // nics == index:
-                nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x020000", **_LINK}), "nic")
+                nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x02", **_LINK}), "nic")
                 ET.SubElement(nic, "net", name=f"nic{number}")
     root.extend(cpus.values())
     return root

@@ -169,7 +169,7 @@ def _link(kind: Device) -> dict[str, str]:
 def _part(above: ET.Element, name: str, row: Mapping[str, str], kind: Device, label: str) -> None:
     """A GPU with its NVLinks, through a switch where it has not so many as the matrix counts; or a NIC."""
     if not name.startswith("GPU"):
-        nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x020000", **_link(kind)}), "nic")
+        nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x02", **_link(kind)}), "nic")
         ET.SubElement(nic, "net", name=label)
         return
     gpu = ET.SubElement(

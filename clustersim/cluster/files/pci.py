@@ -1,0 +1,88 @@
+"""What PCI ids and names of network devices tell: which GPU it is, and what a NIC speaks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection
+from functools import lru_cache
+
+from clustersim.core.errors import TopologyError
+from clustersim.core.paths import data_path
+from clustersim.core.texts import toml
+
+_SOCKETS = "tcp"
+_BY_NAME = (
+    (r"rdmap\d", "efa"),
+    (r"(?:cxi|hsn)\d", "slingshot"),
+    (r"hfi1_\d|opap\d", "opa"),
+    (r"ibp\d", "ib"),
+    (r"rocep?\d|bnxt_re|irdma|ionic", "roce"),
+)
+"""Names that drivers and rdma-core's rename rules give: providers of libfabric, verbs of Ethernet or of InfiniBand."""
+_BY_CLASS = {"0x0207": "ib", "0x0208": "opa"}
+_ETHERNET = "0x0200"
+FAMILIES = {
+    "ib": ("ib", "ib_host"),
+    "roce": ("roce", "ib", "ib_host"),
+    "verbs": ("ib", "ib_host", "roce"),
+    "efa": ("efa", "efa_sendrecv", "efa_host"),
+    "slingshot": ("slingshot",),
+    "opa": ("opa",),
+    _SOCKETS: (_SOCKETS,),
+}
+"""Of what a NIC speaks, the ``net`` of machines whose NICs are alike."""
+
+
+@lru_cache(maxsize=1)
+def _ids() -> dict[str, list[str]]:
+    path = data_path("data") / "pci_ids.toml"
+    tables = toml(path.read_text(encoding="utf-8"), path.name, TopologyError)
+    return {device: names for table in tables.values() for device, names in table.items()}
+
+
+def gpus_of(device_id: str) -> list[str]:
+    """GPUs that a PCI device id names: one, several that share it, or none.
+
+    >>> gpus_of("0x2330"), gpus_of("0x740c"), gpus_of("")
+    (['H100-SXM5-80GB'], ['MI250-GCD', 'MI250X-GCD'], [])
+    """
+    return _ids().get(device_id.lower(), [])
+
+
+def spoken(kind: str, device_id: str, name: str, *, sockets: bool) -> str:
+    """What a NIC speaks: a key of :data:`FAMILIES`, or nothing where neither id nor name tells.
+
+    kind : its PCI class. name : of its network device. sockets : NCCL lists it as a plain interface.
+
+    >>> spoken("0x020700", "", "mlx5_0", sockets=False), spoken("0x020000", "0x1021", "mlx5_0", sockets=False)
+    ('ib', 'roce')
+    >>> spoken("", "", "eth0", sockets=True), spoken("0x020000", "", "", sockets=False)
+    ('tcp', '')
+    """
+    if sockets:
+        return _SOCKETS
+    if device_id.lower().startswith("0xefa"):
+        return "efa"
+    told = next((word for pattern, word in _BY_NAME if re.match(pattern, name)), "") or _BY_CLASS.get(kind[:6], "")
+    if told or (not name.startswith("mlx5") and not device_id):
+        return told
+    return "roce" if kind.startswith(_ETHERNET) else "verbs" if name.startswith("mlx5") else ""
+
+
+def net_of(speaks: Collection[str], sm: int, board: str) -> tuple[str, str]:
+    """The ``net`` of a node with NICs that speak so, and what of it is assumed.
+
+    sm : compute capability of its GPUs, times ten. board : the ``net`` of the shipped machine that told the NICs' rate,
+    or nothing.
+
+    >>> net_of(["efa"], 90, ""), net_of(["tcp"], 80, ""), net_of(["verbs"], 90, "")[0]
+    (('efa', ''), ('tcp', ''), 'ib')
+    """
+    words = Counter(word for word in speaks if word)
+    told, count = words.most_common(1)[0] if words else ("", 0)
+    if told == "efa":
+        return "efa" if sm >= 90 else "efa_sendrecv" if sm == 80 else "efa_host", ""
+    if told in ("", "verbs"):
+        return (board, "as in the machine that told their rate") if board else ("ib", "InfiniBand; nothing says it")
+    return told, "" if count == len(speaks) else "as most of the NICs"
