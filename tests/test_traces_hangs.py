@@ -135,6 +135,14 @@ def test_who_did_not_end_what_others_ended(tmp_path: Path):
     assert "rank 1 started it and did not end it; ranks 0, 2, 3 did" in fault.text
 
 
+def test_what_ended_elsewhere_and_needs_all_ranks_has_started_whatever_a_dump_says(tmp_path: Path):
+    states = ("scheduled", "completed", "started", "started")
+    (fault,) = hang(tmp_path, {rank: calls(entry(4, state)) for rank, state in enumerate(states)}).faults
+    assert (fault.cause, fault.look_at) == ("not_ended", [0])
+    assert "rank 1 ended it, which takes all ranks" in fault.text
+    assert "dump was taken earlier" in fault.advice
+
+
 def test_who_is_a_collective_behind_and_where_it_should_be(tmp_path: Path):
     ahead = [*calls(entry(4, "started")), entry(5, "scheduled"), entry(6, "scheduled")]
     told = hang(tmp_path, {rank: calls(None) if rank == 2 else ahead for rank in range(4)})
@@ -395,6 +403,24 @@ def test_a_timeout_that_names_no_group_is_of_the_group_whose_numbers_hold_it(tmp
     (fault,) = traces.read(path).faults
     assert (fault.group, fault.no_dump, fault.look_at) == ("3", [], [])
     assert "which other ranks are in the group is not told" in fault.text
+
+
+def test_a_timeout_that_names_no_group_in_a_log_of_several_blames_nobody(tmp_path: Path):
+    path = tmp_path / "job.log"
+    path.write_text(timeout(0, 100) + timeout(1, 57, "ALLGATHER") + pg_line(1, 1, 57, 60, 56))
+    told = traces.read(path)
+    assert {fault.cause for fault in told.faults} == {"no_dump"}
+    assert not any(fault.missing for fault in told.faults)
+    assert any("not named in the log" in line for line in told.lines)
+
+
+def test_a_rank_at_a_later_number_is_not_one_that_waits_here(tmp_path: Path):
+    path = tmp_path / "job.log"
+    path.write_text(timeout(0, 100) + timeout(1, 57, "ALLGATHER"))
+    fault = traces.read(path).faults[0]
+    assert (fault.cause, fault.look_at) == ("not_ended", [1])
+    assert "rank 0 waits at a later one" in fault.text
+    assert "of different groups" in fault.advice
 
 
 def test_a_timeout_that_a_terminal_has_cut_in_two_is_read(tmp_path: Path):

@@ -187,6 +187,14 @@ def _fault(
         text = f"{text}{rank_list(callers)} called it and {wait_word(callers)}{tail}"
         advice = f"look at {rank_list(unseen)}, of which there is no dump: {_UNSEEN}{_lateness(here)}"
         return replace(bare, text=text, cause="no_dump", look_at=unseen, advice=advice)
+    ahead = [rank for rank in sorted(everybody & set(dumps)) if rank not in here and last[rank] > seq]
+    if ahead and not _some_started(here, waiting):
+        text += f"{rank_list(waiting)} did not end it; {rank_list(ahead)} {wait_word(ahead)} at a later one"
+        advice = (
+            f"look at {rank_list(waiting)}: others have ended it, unless these numbers are of different groups, which "
+            "the lines would then not say"
+        )
+        return replace(bare, text=text + tail, cause="not_ended", look_at=waiting, advice=advice)
     return _by_progress(bare, here, waiting, dumps)
 
 
@@ -212,6 +220,19 @@ def _some_started(here: Mapping[int, Call], waiting: Iterable[int]) -> bool:
     return {True, False} <= started
 
 
+_NEEDS_ALL = (
+    "all_reduce",
+    "allreduce",
+    "all_gather",
+    "allgather",
+    "reduce_scatter",
+    "barrier",
+    "all_to_all",
+    "alltoall",
+)
+"""Collectives that end on no rank before all have started: each needs something of each."""
+
+
 def _by_progress(
     bare: CollectiveFault, here: Mapping[int, Call], waiting: list[int], dumps: Mapping[int, Dump]
 ) -> CollectiveFault:
@@ -220,6 +241,13 @@ def _by_progress(
     running = [rank for rank in sorted(here) if here[rank].started]
     ended = [rank for rank in sorted(here) if here[rank].done]
     late = _elsewhere(here) + _lateness(here)
+    if idle and ended and here[ended[0]].kind.lstrip("_").startswith(_NEEDS_ALL):
+        verdict = f"{rank_list(idle)} has it as not started, and {rank_list(ended)} ended it, which takes all ranks"
+        advice = (
+            f"look at the watchdog of {rank_list(idle)}, which notes what starts and ends: it is stuck (a call of "
+            "CUDA, the GIL), or the dump was taken earlier; the collective itself ran there"
+        )
+        return replace(bare, text=bare.text + verdict, cause="not_ended", look_at=idle, advice=advice + late)
     if idle and running:
         verdict = f"{rank_list(idle)} enqueued it and did not start it; {rank_list(running)} did"
         advice = f"look at {rank_list(idle)}: the GPU is busy with, or waits for, what its streams hold before"

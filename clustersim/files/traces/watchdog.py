@@ -48,6 +48,8 @@ _EXIT = re.compile(
 MESSAGES = ("send", "recv", "coalesced")
 """Calls of which these lines do not say to whom: they are compared with no other rank's."""
 _DEFAULT = "0 default_pg"
+_UNTOLD = "not named in the log:"
+"""How a group is called that no line names, in a log of several."""
 _FIRST = "Root Cause (first observed failure):"
 
 
@@ -138,16 +140,19 @@ def _group(match: re.Match[str]) -> str:
 
 def _with_groups(calls: Mapping[_Place, Call], progress: Mapping[_Place, _Progress]) -> dict[_Place, Call]:
     """Calls of lines that name no group, in the group whose numbers on that rank hold them, else in that of another
-    rank's same call; what no line tells is of the default group."""
+    rank's same call. What no line tells is of the default group in a log that names no other; else of a group of its
+    own, in which nobody is missing."""
     found = {place: _groups_of(place.rank, call.seq, progress) for place, call in calls.items() if not place.group}
     likely: dict[tuple[int, str], set[str]] = defaultdict(set)
     for place, groups in found.items():
         likely[calls[place].seq, calls[place].name].update(groups if len(groups) == 1 else ())
     grouped = {place: call for place, call in calls.items() if place.group}
+    named = {place.group for place in [*grouped, *progress]} - {_DEFAULT}
     for place, groups in found.items():
         call = calls[place]
         groups = groups or likely[call.seq, call.name]
-        group = next(iter(groups)) if len(groups) == 1 else _DEFAULT
+        untold = f"{_UNTOLD} {call.seq} {call.kind}" if named else _DEFAULT
+        group = next(iter(groups)) if len(groups) == 1 else untold
         grouped.setdefault(_Place(place.rank, group), replace(call, group=group))
     return grouped
 
