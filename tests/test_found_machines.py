@@ -240,6 +240,19 @@ def test_lstopo_tells_the_pci_tree_without_ports_that_are_no_switch(tmp_path: Pa
     assert any("NVLink between the GPUs is that of" in line for line in machine.assumed)
 
 
+def test_lstopo_of_an_arm_machine_is_of_arm_and_a_file_without_a_maker_says_it_assumes_one(tmp_path: Path):
+    arm = LSTOPO.replace('type="Machine">', 'type="Machine"><info name="Architecture" value="aarch64"/>')
+    arm = arm.replace('<info name="CPUVendor" value="GenuineIntel"/>', "")
+    assert made(tmp_path, arm).node_types[0].cpu_vendor == "arm"
+    assert "cpu_vendor" not in made(tmp_path, LSTOPO).node_types[0].sources
+    assert "assumed" in made(tmp_path, rocm("XGMI"), gpu="MI300X").node_types[0].sources["cpu_vendor"]
+
+
+def test_nics_of_unknown_kind_are_of_that_of_a_machine_with_these_gpus(tmp_path: Path):
+    node = made(tmp_path, rocm("XGMI"), gpu="MI300X", nics=(8, 400)).node_types[0]
+    assert (node.net, node.sources["net"]) == ("roce", "assumed: as in a shipped machine with these GPUs")
+
+
 # ---- what the matrix and the GPU that is named say of each other -----------------------------------------------------
 
 

@@ -51,7 +51,13 @@ def _bridges(above: ET.Element, home: str, model: dict[str, str]) -> Iterator[tu
     told = {info.get("name"): info.get("value", "") for info in above.findall("info")}
     if "CPUVendor" in told:
         number = told.get("CPUModelNumber", "")
-        model = {"vendor": told["CPUVendor"], "modelid": number if number.isdecimal() and len(number) < 6 else "0"}
+        model = {
+            **model,
+            "vendor": told["CPUVendor"],
+            "modelid": number if number.isdecimal() and len(number) < 6 else "0",
+        }
+    if "Architecture" in told:
+        model = {**model, "arch": told["Architecture"]}
     nodes = [part.get("os_index", "0") for part in above.iter("object") if part.get("type") == "NUMANode"]
     home = min(nodes, key=lambda node: (len(node), node)) if nodes else home
     for part in above.findall("object"):

@@ -121,7 +121,6 @@ class _XmlDump:
         self.nic_ids: dict[str, str] = {}
         self.labels: dict[str, str] = {}  # of NICs, as the system calls them
         self.speaks: dict[str, str] = {}  # of NICs: pci.spoken
-        self.told_net = ""  # of the machine that told the NICs' rate
         self.homes: dict[str, str] = {}  # of GPUs: their CPU
         self.assumed: list[str] = [root.get("near", "")] if root.get("near") else []
         self.sources: dict[str, str] = {}  # of a kind of link or of a NIC that the file does not tell
@@ -352,7 +351,6 @@ class _XmlDump:
                     f"{self.path}: does not say the rate of {errors.several(len(alike), 'NIC')}{differ}; say --nics, "
                     f"such as --nics {len(self.parts['nic'])}x400Gb/s"
                 )
-            self.told_net = self.told_net or found.net
             slot = min((rate for a, _, kind, rate in self.links if a in alike and kind == "pcie"), default=0.0)
             rate = boards.carried(found.rate, slot) if slot and not self.guessed else found.rate
             why = found.why if rate == found.rate else f"which is what a slot of {slot:.4g} GB/s carries of {found.why}"
@@ -363,6 +361,14 @@ class _XmlDump:
                 f"{errors.few(alike, 3)}: {rate:g} Gb/s, {why}, where the file does not say; "
                 f"--nics {len(self.parts['nic'])}x{rate:g}Gb/s says it"
             )
+
+    def _net(self) -> tuple[str, str]:
+        """What joins the nodes, and what of it is assumed."""
+        speaks = [self.speaks[name] for name in self.parts["nic"]]
+        if not speaks:
+            return "none", ""
+        alike = boards.nic_rate(self.device, len(self.gpus), "", speaks[0])
+        return pci.net_of(speaks, device(self.device).sm, alike.net if alike else "")
 
     def _leave_far(self) -> None:
         """Leave out NICs of which nothing but a name is known and that are away from the GPUs, where others share
@@ -433,14 +439,16 @@ class _XmlDump:
         if self.assumed:
             yield f"assumed = {toml_value(self.assumed)}"
         yield from ("", "[node]", f'device = "{self.device}"')
-        yield f'cpu_vendor = "{"arm" if "arm" in self.cpu.get("arch", "") else vendor or "intel"}"'
+        arm = self.cpu.get("arch", "").startswith(("arm", "aarch64"))
+        yield f'cpu_vendor = "{"arm" if arm else vendor or "intel"}"'
         yield from ([f'cpu_model = "{model}"'] if model and vendor == "intel" else [])
         kind = device(self.device)
-        net, guess = pci.net_of([self.speaks[name] for name in nics], kind.sm, self.told_net) if nics else ("none", "")
+        net, guess = self._net()
         yield from (f'net = "{net}"', f"pcie_gen = {self.gen}")
         yield f"nvls = {str(bool(self.parts['nvswitch']) and kind.sm >= 90).lower()}"
         yield from ("", "[node.sources]", f'device = "{source}"')
         yield from ([f'net = "assumed: {guess}"'] if guess else [])
+        yield from ([] if arm or vendor else ['cpu_vendor = "assumed: the file does not name it"'])
         for part, names in self.parts.items():
             for rate in sorted({self.rates.get(name, 0.0) for name in names}):
                 alike = [name for name in names if self.rates.get(name, 0.0) == rate]

@@ -73,8 +73,8 @@ def spoken(kind: str, device_id: str, name: str, *, sockets: bool) -> str:
 def net_of(speaks: Collection[str], sm: int, board: str) -> tuple[str, str]:
     """The ``net`` of a node with NICs that speak so, and what of it is assumed.
 
-    sm : compute capability of its GPUs, times ten. board : the ``net`` of the shipped machine that told the NICs' rate,
-    or nothing.
+    sm : compute capability of its GPUs, times ten. board : the ``net`` of the shipped machine with these GPUs and such
+    NICs, or nothing.
 
     >>> net_of(["efa"], 90, ""), net_of(["tcp"], 80, ""), net_of(["verbs"], 90, "")[0]
     (('efa', ''), ('tcp', ''), 'ib')
@@ -84,5 +84,5 @@ def net_of(speaks: Collection[str], sm: int, board: str) -> tuple[str, str]:
     if told == "efa":
         return "efa" if sm >= 90 else "efa_sendrecv" if sm == 80 else "efa_host", ""
     if told in ("", "verbs"):
-        return (board, "as in the machine that told their rate") if board else ("ib", "InfiniBand; nothing says it")
+        return (board, "as in a shipped machine with these GPUs") if board else ("ib", "InfiniBand; nothing says it")
     return told, "" if count == len(speaks) else "as most of the NICs"
