@@ -187,7 +187,7 @@ def test_a_log_without_a_step_is_one_error(tmp_path: Path):
     path = tmp_path / "log"
     path.write_text("(min, max) time across ranks (ms):\nnothing\n")
     with pytest.raises(
-        TraceError, match="no step time of Megatron-LM, torchtitan, nanotron, NeMo, DeepSpeed or the Trainer"
+        TraceError, match="no step time of Megatron-LM, torchtitan, nanotron, NeMo, Composer, DeepSpeed or the Trainer"
     ):
         traces.read(path)
 
@@ -247,3 +247,31 @@ def test_lines_of_losses_alone_have_no_time(tmp_path: Path):
     path.write_text("{'loss': 1.2, 'grad_norm': 0.3, 'epoch': 0.1}\n" * 3)
     with pytest.raises(TraceError, match="lines of losses have no time"):
         traces.read(path)
+
+
+def composer(batch: int, rate: float, samples: int = 64) -> str:
+    """A block as Composer's ConsoleLogger writes it."""
+    values = {
+        "time/batch": batch - 1,
+        "time/sample": (batch - 1) * samples,
+        "loss/train/total": 2.5,
+        "throughput/batches_per_sec": rate,
+        "throughput/samples_per_sec": rate * samples,
+        "throughput/device/batches_per_sec": rate / 8,
+        "throughput/device/samples_per_sec": rate * samples / 8,
+        "throughput/device/tokens_per_sec": 2048 * rate * samples / 8,
+    }
+    shown = (f"{value}" if isinstance(value, int) else f"{value:.4f}" for value in values.values())
+    lines = "".join(f"\t Train {name}: {word}\n" for name, word in zip(values, shown, strict=True))
+    return f"[epoch=1][batch={batch}/400]:\n{lines}"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: ", "worker-0: "])
+@pytest.mark.parametrize("step", [0.25, 5.0, 375.0])
+def test_composers_blocks_tell_a_batch_of_all_gpus_however_long(tmp_path: Path, prefix: str, step: float):
+    text = "".join(composer(batch, 1 / step) for batch in (100, 200, 300))
+    read = told(tmp_path / "log", "".join(prefix + line for line in text.splitlines(keepends=True)))
+    assert (read.framework, read.steps) == ("Composer", 3)
+    assert read.step_time_s == pytest.approx(step, rel=1e-3)
+    assert read.rates["samples/s"] == pytest.approx(64 / step, rel=1e-3)
+    assert "each a mean over a window" in read.lines[0]

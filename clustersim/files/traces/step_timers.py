@@ -1,5 +1,5 @@
 """Step times that training frameworks log: Megatron-LM's iterations and timers, torchtitan's steps, nanotron's
-iterations, NeMo's timing, DeepSpeed's wall clock and flops profiler; and loops that only draw a progress bar.
+iterations, NeMo's timing, Composer's means, DeepSpeed's wall clock and flops profiler; and loops that only draw a progress bar.
 
 Megatron-LM (``megatron/training/training.py``, ``timers.py``) logs a mean over its log interval and timers as the least
 and the most over ranks, or one of them; torchtitan (``components/metrics.py``) logs tokens a second, and its lines'
@@ -21,7 +21,7 @@ from statistics import median
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import short
 from clustersim.core.units import format_time
-from clustersim.files.traces import prefixes, progress_bars
+from clustersim.files.traces import composer_log, prefixes, progress_bars
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.told import LoggedPart, TrainingLog
 
@@ -74,12 +74,14 @@ class Collected:
     block: float = 0.0
     timer: str = ""
     bars: progress_bars.BarSteps = field(default_factory=progress_bars.BarSteps)
+    blocks: composer_log.ComposerBlocks = field(default_factory=composer_log.ComposerBlocks)
 
 
 def sniff(head: Head) -> Likeness:
     """Whether a log has lines of one of these frameworks; NCCL's own lines in it are asked first."""
     shaped = any(
-        pattern.search(head.text) for pattern in (_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NEMO, _SAMPLES, _PARTS)
+        pattern.search(head.text)
+        for pattern in (_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NEMO, _SAMPLES, _PARTS, composer_log.SHAPE)
     ) or any(pattern.search(line) for line in head.text.splitlines() for pattern in progress_bars.HEADS)
     return Likeness.AMONG if shaped or "DeepSpeed Flops Profiler" in head.text else likeness(named=False, shaped=False)
 
@@ -91,12 +93,13 @@ def read(paths: Sequence[Path]) -> TrainingLog:
         for line in prefixes.lines(path, _WANTED):
             _take(line, collected)
             collected.bars.take(line)
+            collected.blocks.take(line)
     steps = _steps(collected)
     if not steps and not collected.parts and not collected.rates:
         losses = "; lines of losses have no time: the progress bar or the last line, train_runtime, has"
         raise TraceError(
-            f"{paths[0]}: no step time of Megatron-LM, torchtitan, nanotron, NeMo, DeepSpeed or the Trainer in it"
-            f"{losses if collected.bars.of_trainer else ''}"
+            f"{paths[0]}: no step time of Megatron-LM, torchtitan, nanotron, NeMo, Composer, DeepSpeed or the "
+            f"Trainer in it{losses if collected.bars.of_trainer else ''}"
         )
     return _told(", ".join(map(str, paths)), collected, steps)
 
@@ -227,6 +230,11 @@ def _steps(collected: Collected) -> list[tuple[int, float]]:
     if collected.steps:
         return [(step, seconds) for step, seconds in collected.steps if 0 < seconds < MOST]
     pairs = zip(collected.marks, collected.marks[1:], strict=False)
+    if not collected.framework and (means := collected.blocks.steps()):
+        collected.framework = "Composer"
+        for name, values in collected.blocks.rates().items():
+            collected.rates[name] += values
+        return [(step, seconds) for step, seconds in means if 0 < seconds < MOST]
     if not collected.marks and not collected.framework:
         collected.framework = collected.bars.framework
         for name, value in collected.bars.rates().items():
@@ -271,7 +279,8 @@ def _lines(
         yield f"{framework}: no step time is logged; parts and rates are"
     else:
         left = ", the first left out as warm-up" if len(steps) > 1 else ""
-        yield f"{framework}: {format_time(step)} a step, median of {max(len(steps) - 1, 1)} logged{left}"
+        each = "each a mean over a window, " if framework == "Composer" else ""
+        yield f"{framework}: {format_time(step)} a step, {each}median of {max(len(steps) - 1, 1)} logged{left}"
     for part in parts:
         low = format_time(part.least_s)
         high = format_time(part.most_s)
