@@ -85,3 +85,27 @@ def test_a_file_without_times_or_of_damaged_events_is_one_error(tmp_path: Path):
     (tmp_path / "bad").write_bytes(FIRST + record(b"\xff\xff\xff"))
     with pytest.raises(TraceError, match="not an Event"):
         traces.read(tmp_path / "bad")
+
+
+def test_deepspeeds_numbers_are_samples_and_its_parts_a_step(tmp_path: Path):
+    base = "Train/Samples/elapsed_time_ms_"
+    row = {"Train/Samples/train_loss": 1.0, f"{base}forward": 100.0, f"{base}backward": 200.0}
+    row |= {f"{base}backward_inner": 150.0, f"{base}step": 10.0}
+    assert told(written(tmp_path / "parts", [row] * 5, apart=0.01)).step_time_s == pytest.approx(0.31)
+    bare = told(written(tmp_path / "bare", [{"Train/Samples/train_loss": 1.0}] * 5, apart=0.01))
+    assert bare.step_time_s is None
+    assert bare.rates == pytest.approx({"samples/s": 100.0})
+    both = [{"lm loss vs samples": 1.0}] * 9 + [{"lm loss": 1.0}] * 5
+    assert told(written(tmp_path / "axes", both, apart=0.5)).step_time_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("kind", "form", "field"), [(1, "<f", 4), (1, "<f", 5), (2, "<d", 4), (2, "<d", 6)])
+def test_a_scalar_that_is_written_as_a_tensor_is_read(tmp_path: Path, kind: int, form: str, field: int):
+    records = []
+    for step, seconds in enumerate((9.0, 1.25, 1.5, 1.25)):
+        tensor = b"\x08" + varint(kind) + piece(2, b"") + piece(field, struct.pack(form, seconds))
+        value = piece(1, piece(1, b"step_time") + piece(8, tensor))
+        records.append(record(b"\x09" + struct.pack("<d", 1e9) + b"\x10" + varint(step) + piece(5, value)))
+    path = tmp_path / "events"
+    path.write_bytes(FIRST + b"".join(records))
+    assert told(path).step_time_s == 1.25

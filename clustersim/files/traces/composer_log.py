@@ -1,4 +1,4 @@
-"""Step times of Composer's console log (llm-foundry's as well): blocks of ``Train name: value`` below ``[batch=20/40]:``.
+"""Step times of Composer's console log (llm-foundry's as well): ``Train name: value`` below ``[batch=20/40]:``.
 
 ``SpeedMonitor`` (composer/callbacks/speed_monitor.py) logs batches and samples a second of all GPUs together, each a
 mean over up to its ``window_size`` of batches, with four digits behind the point: of batches that take minutes,

@@ -1,5 +1,5 @@
 """Step times that training frameworks log: Megatron-LM's iterations and timers, torchtitan's steps, nanotron's
-iterations, NeMo's timing, Composer's means, DeepSpeed's wall clock and flops profiler; and loops that only draw a progress bar.
+iterations, NeMo's timing, Composer's means, DeepSpeed's wall clock and flops profiler; and loops that only draw a bar.
 
 Megatron-LM (``megatron/training/training.py``, ``timers.py``) logs a mean over its log interval and timers as the least
 and the most over ranks, or one of them; torchtitan (``components/metrics.py``) logs tokens a second, and its lines'

@@ -2,8 +2,9 @@
 
 A file is a sequence of records (length, its checksum, an Event, its checksum); an Event has a wall time, a step and a
 Summary of values by tag (tensorflow/core/util/event.proto, framework/summary.proto). Megatron-LM writes
-``iteration-time`` [s], torchtitan ``time_metrics/end_to_end(s)``, DeepSpeed ``.../elapsed_time_ms_...``; where no tag
-is a time, a step's is the wall time between two steps.
+``iteration-time`` [s], torchtitan ``time_metrics/end_to_end(s)``; where no tag is a time, a step's is the wall time
+between two steps. DeepSpeed (``runtime/engine.py``) numbers its events by samples: of a step it tells the milliseconds
+of ``Train/Samples/elapsed_time_ms_forward``, ``backward`` and ``step``, and where it tells none, how long a sample is.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ Scalar: TypeAlias = tuple[int, float, float]
 """Its step, wall time [s] and value."""
 _MARK = b"brain.Event:"
 _SECONDS = re.compile(
-    r"iteration[-_ ]time$|end_to_end\(s\)$|(?:step|iteration|batch)[-_ /]?time(?:[-_ ]?\(?s\)?)?$", re.I
+    r"iteration[-_ ]time$|end_to_end[(_]s[)_]$|(?:step|iteration|batch)[-_ /]?time(?:[-_ ]?\(?s\)?)?$", re.I
 )
 _PART = re.compile(r"elapsed_time_ms_(\w+)$")
+_WHOLE = ("forward", "backward", "step")
+"""DeepSpeed's parts that make a step; others are parts of these."""
+_BY_SAMPLES = re.compile(r"^Train/Samples/| vs samples$")
+"""Tags whose numbers count samples: DeepSpeed's, Megatron-LM's second axis."""
 _RATE = re.compile(r"tflops|throughput|tps|mfu|samples[-_ ]per[-_ ]sec|tokens[-_ ]per[-_ ]sec", re.I)
 
 
@@ -52,23 +57,43 @@ def read(paths: Sequence[Path]) -> TrainingLog:
     for path in paths:
         cut += _scalars(path, files.whole(path), scalars)
     timed = next((tag for tag in scalars if _SECONDS.search(tag)), None)
-    steps = [value for _, _, value in scalars[timed]] if timed else _apart(scalars)
+    whole = [] if timed else _summed(scalars)
+    by_step = {tag: values for tag, values in scalars.items() if not _BY_SAMPLES.search(tag)}
+    steps = [value for _, _, value in scalars[timed]] if timed else whole or _apart(by_step)
     parts = [
         LoggedPart(match[1], seconds, seconds, len(values))
         for tag, values in scalars.items()
         if (match := _PART.search(tag))
         for seconds in [median(value for *_, value in values) * 1e-3]
     ]
-    if not steps and not parts:
+    a_sample = [] if steps else _apart(scalars)
+    if not steps and not parts and not a_sample:
         raise TraceError(f"{paths[0]}: no scalar of these event files is a time, and none is there for two steps")
     rates = {tag: median(v for *_, v in values) for tag, values in scalars.items() if _RATE.search(tag)}
-    step = median(steps[1:] or steps) if steps else sum(part.most_s for part in parts)
-    how = f"by {timed!r}" if timed else "between the wall times of scalars" if steps else "the sum of its parts"
+    if a_sample:
+        rates["samples/s"] = 1 / median(a_sample)
+    step = median(steps[1:] or steps) if steps else None
+    how = f"by {timed!r}" if timed else "forward, backward and step" if whole else "between the wall times of scalars"
     skipped = {"a record that is cut off": cut} if cut else {}
-    lines = [f"TensorBoard: {format_time(step)} a step, median of {len(steps[1:]) or 1}, {how}"]
+    lines = [f"TensorBoard: {format_time(step)} a step, median of {len(steps[1:]) or 1}, {how}"] if step else [_NO_STEP]
     lines += [f"  {short(part.name):32s} {format_time(part.most_s)}" for part in parts]
     lines += [f"  {short(tag):32s} {value:,.4g}" for tag, value in rates.items()]
     return TrainingLog(", ".join(map(str, paths)), lines, "TensorBoard", len(steps), step, parts, rates, skipped)
+
+
+_NO_STEP = "TensorBoard: no step time: events are numbered by samples, of which nothing says how many a step has"
+
+
+def _summed(scalars: dict[str, list[Scalar]]) -> list[float]:
+    """Seconds of steps of which DeepSpeed tells every part."""
+    found: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for tag, values in scalars.items():
+        match = _PART.search(tag)
+        if match is None or match[1] not in _WHOLE:
+            continue
+        for number, _, value in values:
+            found[number][match[1]] = value * 1e-3
+    return [sum(parts.values()) for _, parts in sorted(found.items()) if len(parts) == len(_WHOLE)]
 
 
 def _apart(scalars: dict[str, list[Scalar]]) -> list[float]:
@@ -118,6 +143,21 @@ def _value(data: bytes, step: int, wall: float, scalars: dict[str, list[Scalar]]
         elif number == 2 and isinstance(value, bytes) and len(value) == 4:
             (scalar,) = struct.unpack("<f", value)
             scalars[tag].append((step, wall, scalar))
+        elif number == 8 and isinstance(value, bytes):
+            scalars[tag] += [(step, wall, scalar) for scalar in _tensor(value)]
+
+
+def _tensor(data: bytes) -> list[float]:
+    """The value of a tensor of one number, as TensorFlow 2 and PyTorch's ``new_style`` write a scalar; else nothing."""
+    kind = 0
+    held = b""
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, int):
+            kind = value
+        elif number in (4, 5, 6) and isinstance(value, bytes):
+            held = value
+    form = {(1, 4): "<f", (2, 8): "<d"}.get((kind, len(held)))
+    return [float(struct.unpack(form, held)[0])] if form else []
 
 
 def _fields(data: bytes) -> Fields:
