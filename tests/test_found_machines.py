@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +247,24 @@ def test_lstopo_of_an_arm_machine_is_of_arm_and_a_file_without_a_maker_says_it_a
     assert made(tmp_path, arm).node_types[0].cpu_vendor == "arm"
     assert "cpu_vendor" not in made(tmp_path, LSTOPO).node_types[0].sources
     assert "assumed" in made(tmp_path, rocm("XGMI"), gpu="MI300X").node_types[0].sources["cpu_vendor"]
+
+
+@pytest.mark.parametrize(("layer", "net"), [("Ethernet", "roce"), ("InfiniBand", "ib")])
+@pytest.mark.parametrize("tool", ["ibstat", "ibstatus"])
+def test_a_ports_link_layer_says_what_joins_the_nodes(tmp_path: Path, tool: str, layer: str, net: str):
+    ports = {
+        "ibstat": "CA 'mlx5_{0}'\n\tPort 1:\n\t\tState: Active\n\t\tRate: 200\n\t\tLink layer: {1}\n",
+        "ibstatus": (
+            "Infiniband device 'mlx5_{0}' port 1 status:\n\tstate:\t\t 4: ACTIVE\n\tphys state:\t 5: LinkUp\n"
+            "\trate:\t\t 200 Gb/sec (4X HDR)\n\tlink_layer:\t {1}\n\n"
+        ),
+    }
+    machine = made(tmp_path, PAIRED, "".join(ports[tool].format(i, layer) for i in range(10)), gpu="A100-SXM4-80GB")
+    assert machine.node_types[0].net == net
+    assert "net" not in machine.node_types[0].sources
+    assert set(gbps(machine)) == {200}
+    with pytest.raises(TopologyError, match="was the text cut off"):
+        made(tmp_path, PAIRED, re.split(r"\b[Rr]ate:", ports[tool].format(0, layer))[0], gpu="A100-SXM4-80GB")
 
 
 def test_nics_of_unknown_kind_are_of_that_of_a_machine_with_these_gpus(tmp_path: Path):

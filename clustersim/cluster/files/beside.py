@@ -1,7 +1,8 @@
 """What is given beside the file that tells a machine: rates of its NICs, and which of its NVLinks work.
 
-``ibstat`` and ``ibv_devinfo`` say the rate and the state of each port, ``nvidia-smi nvlink -s`` which GPUs these are
-and the NVLinks of each. None tells how the parts hang together, so none is a machine by itself.
+``ibstat``, ``ibstatus`` and ``ibv_devinfo`` say the rate, the state and the link layer of each port, ``nvidia-smi
+nvlink -s`` which GPUs these are and the NVLinks of each. None tells how the parts hang together, so none is a machine
+by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 LANE = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0, 256: 200.0}
 """Gb/s of a lane by ``active_speed`` of ibverbs, as the trade counts them: SDR to XDR."""
 _IBSTAT = re.compile(r"^CA '([\w.-]+)'", re.MULTILINE)
+_STATUS = re.compile(r"^Infiniband device '([\w.-]+)' port \d+ status:", re.MULTILINE)
+_LAYER = re.compile(r"^\s*link[ _]layer:\s*(infiniband|ethernet)\b", re.MULTILINE | re.IGNORECASE)
 _DEVINFO = re.compile(r"^hca_id:\s*([\w.-]+)", re.MULTILINE)
 _GPU = re.compile(r"^\s*GPU (\d+): ([^\n(]+?) *(?:\(UUID[^\n]*)?$", re.MULTILINE)
 _LINK = re.compile(r"^\s*Link \d+: (?:([\d.]+) GB/s|(<?inactive>?))", re.MULTILINE)
@@ -30,11 +33,13 @@ _LINK = re.compile(r"^\s*Link \d+: (?:([\d.]+) GB/s|(<?inactive>?))", re.MULTILI
 class Beside:
     """What was given beside a machine.
 
-    ports : Gb/s of each NIC by name, 0 for one that is down. links : working NVLinks and all of each GPU, in its order.
+    ports : Gb/s of each NIC by name, 0 for one that is down. layers : whether it is of InfiniBand (``ib``) or Ethernet
+    (``roce``), where told. links : working NVLinks and all of each GPU, in its order.
     gpu : which GPUs these are, where a file says it. names : of the files, by what they tell.
     """
 
     ports: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, str] = field(default_factory=dict)
     links: list[tuple[int, int]] = field(default_factory=list)
     gpu: str | None = None
     names: dict[str, str] = field(default_factory=dict)
@@ -65,18 +70,23 @@ def parted(paths: Sequence[Path]) -> tuple[Path, Beside]:
 
 def _read(text: str, path: Path, beside: Beside) -> bool:
     """Whether a file is one of these; what it says is kept."""
-    for tool, head, reader in (("ibstat", _IBSTAT, _ibstat), ("ibv_devinfo", _DEVINFO, _devinfo)):
+    tools = (("ibstat", _IBSTAT, _ibstat), ("ibstatus", _STATUS, _ibstatus), ("ibv_devinfo", _DEVINFO, _devinfo))
+    for tool, head, reader in tools:
         parts = head.split(text)
         if len(parts) > 1:
+            rates: dict[str, float] = {}
             for name, said in zip(parts[1::2], parts[2::2], strict=True):
-                beside.ports[name] = reader(said, f"{path}: {name}")
+                rates[name] = rates.get(name, 0.0) + reader(said, f"{path}: {name}")  # ibstatus names it at each port
+                if layer := _LAYER.search(said):
+                    beside.layers[name] = "ib" if layer[1].lower() == "infiniband" else "roce"
+            beside.ports |= rates
             beside.names[tool] = path.name
             return True
     if _GPU.search(text) and _LINK.search(text):
         parts = _GPU.split(text)
         for name, said in zip(parts[2::3], parts[3::3], strict=True):
-            rates = _LINK.findall(said)
-            beside.links.append((sum(bool(rate) for rate, _ in rates), len(rates)))
+            links = _LINK.findall(said)
+            beside.links.append((sum(bool(rate) for rate, _ in links), len(links)))
             beside.gpu = beside.gpu or device_from_text(name).name
         beside.names["nvidia-smi nvlink -s"] = path.name
         return True
@@ -93,6 +103,15 @@ def _ibstat(text: str, where: str) -> float:
             raise TopologyError(f"{where}: a port has no State or no Rate; was the text cut off?")
         total += float(rate[1]) if state[1] == "Active" else 0.0
     return total
+
+
+def _ibstatus(text: str, where: str) -> float:
+    """Gb/s of a port that is up. Raises :class:`TopologyError` for one that is cut off."""
+    state = re.search(r"^\s*state:\s*\d+:\s*(\w+)", text, re.MULTILINE)
+    rate = re.search(r"^\s*rate:\s*([\d.]{1,9})\s*Gb/sec", text, re.MULTILINE)
+    if state is None or rate is None:
+        raise TopologyError(f"{where}: a port has no state or no rate; was the text cut off?")
+    return float(rate[1]) if state[1] == "ACTIVE" else 0.0
 
 
 def _devinfo(text: str, where: str) -> float:

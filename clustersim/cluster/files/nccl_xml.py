@@ -29,7 +29,7 @@ TOOLS = {
     "nvidia-smi topo -m": "with or without NUMA nodes and NICs; --gpu or nvlink -s says which GPUs",
     "lstopo --of xml": "hwloc 1.11 to 2.x",
     "rocm-smi --showtopo": "its table of link types, with --gpu and --nics",
-    "ibstat, ibv_devinfo -v, nvidia-smi nvlink -s": "beside one of the others: rates of NICs, and what is down",
+    "ibstat, ibstatus, ibv_devinfo -v, nvidia-smi nvlink -s": "beside one of the others: rates, and what is down",
 }
 """What tells a machine, and of which releases it is read."""
 _NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0}
@@ -313,6 +313,7 @@ class _XmlDump:
             return
         tool = " and ".join(name for name in self.also.names if name.startswith("ib"))
         rates = set(ports.values())
+        layers = set(self.also.layers.values())
         for name in list(self.parts["nic"]):
             label = self.labels[name]
             rate = ports.get(label, next(iter(rates)) if len(rates) == 1 else None)
@@ -323,6 +324,8 @@ class _XmlDump:
                 )
             self.rates[name] = rate
             self.sources[name] = tool
+            if layer := self.also.layers.get(label, next(iter(layers)) if len(layers) == 1 else ""):
+                self.speaks[name] = layer if self.speaks[name] in pci.VERBS else self.speaks[name]
             if not rate:
                 self.assumed.append(f"{label or name} is left out: {tool} says that it is down")
                 self.links = [link for link in self.links if link[0] != name]

@@ -13,7 +13,7 @@ from clustersim.core.texts import toml
 
 _SOCKETS = "tcp"
 _BY_NAME = (
-    (r"rdmap\d", "efa"),
+    (r"rdmap\d|efa_\d", "efa"),
     (r"(?:cxi|hsn)\d", "slingshot"),
     (r"hfi1_\d|opap\d", "opa"),
     (r"ibp\d", "ib"),
@@ -22,6 +22,8 @@ _BY_NAME = (
 """Names that drivers and rdma-core's rename rules give: providers of libfabric, verbs of Ethernet or of InfiniBand."""
 _BY_CLASS = {"0x0207": "ib", "0x0208": "opa"}
 _ETHERNET = "0x0200"
+VERBS = ("", "verbs", "ib", "roce")
+"""What a NIC speaks of which ibstat's link layer tells more."""
 FAMILIES = {
     "ib": ("ib", "ib_host"),
     "roce": ("roce", "ib", "ib_host"),
