@@ -436,3 +436,10 @@ def test_machines_with_nics_of_another_kind_tell_no_rate(tmp_path: Path):
     sockets.mkdir()
     with pytest.raises(ClusterSimError, match="have 10 and 100 Gb/s"):
         made_of(matrix(4, 1, "NV2").replace("NIC0", "mlx5_0"), sockets, "--gpu", "V100-SXM2-16GB")
+
+
+def test_a_coherent_link_stands_for_the_slot_of_a_gpu(tmp_path: Path):
+    text = dump(PAIR, links=dict.fromkeys(range(2), '<c2c bw="44712" count="5"/>'), device="0x2941")
+    _, _, machine = made_of(text, tmp_path)
+    assert sums(machine, "c2c") == pytest.approx(44.712 * 5)
+    assert "pcie" not in machine.link_kinds

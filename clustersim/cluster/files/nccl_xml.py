@@ -239,7 +239,18 @@ class _XmlDump:
         self.links += [(a, b, kind, rate * count) for (a, b), count in found.pairs.items()]
         self.links += [(gpu, switches[target], kind, rate * count) for gpu, target, count in found.switched]
         self.links += [(gpu, self.homes[gpu], kind, rate * count) for gpu, count in found.hosted]
+        self._coherent()
         self.assumed += found.said
+
+    def _coherent(self) -> None:
+        """C2C links of GPUs to their CPU, in GB/s by ``bw`` [MB/s] of each (nccl src/graph/topo.cc); they stand for a
+        PCIe link to the same CPU, as no GPU takes both."""
+        for name, gpu in self.gpus.values():
+            c2c = gpu.find("c2c")
+            rate = self._number(c2c, "bw") * self._number(c2c, "count") / 1000 if c2c is not None else 0.0
+            if rate > 0:
+                self.links = [link for link in self.links if link[:3] != (name, self.homes[name], "pcie")]
+                self.links.append((name, self.homes[name], "c2c", rate))
 
     def _wire(self, kind: str) -> float:
         """GB/s of one link and direction between these GPUs."""
@@ -393,7 +404,7 @@ class _XmlDump:
 
     def _near(self) -> list[str]:
         """NICs that share a PCIe switch with a GPU."""
-        home = {a: b for a, b, kind, _ in self.links if kind == "pcie"}
+        home = {a: b for a, b, kind, _ in self.links if kind in ("pcie", "c2c")}
         beside = {home[name] for name, _ in self.gpus.values() if home[name].startswith("pcie")}
         return [name for name in self.parts["nic"] if home[name] in beside]
 
@@ -460,7 +471,7 @@ class _XmlDump:
                 yield from ([f'bandwidth = "{rate:g} Gb/s"', f'source = "{told}"'] if rate else [])
         cpus = self.parts["cpu"]
         pairs = [(a, b, "cpu", 40.0) for i, a in enumerate(cpus) for b in cpus[i + 1 :]]
-        hops = {"nvlink": "25 ns", "xgmi": "25 ns", "pcie": "150 ns", "cpu": "100 ns"}
+        hops = {"c2c": "50 ns", "nvlink": "25 ns", "xgmi": "25 ns", "pcie": "150 ns", "cpu": "100 ns"}
         # A NIC that hangs off the CPU has no link of its own in the dump: as fast as its port.
         links = [(a, b, kind, rate or self.rates.get(a, 0.0) / 8) for a, b, kind, rate in self.links] + pairs
         for word, rate in dict.fromkeys((word, rate) for *_, word, rate in links):

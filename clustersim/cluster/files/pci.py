@@ -16,8 +16,8 @@ _BY_NAME = (
     (r"rdmap\d|efa_\d", "efa"),
     (r"(?:cxi|hsn)\d", "slingshot"),
     (r"hfi1_\d|opap\d", "opa"),
-    (r"ibp\d", "ib"),
-    (r"rocep?\d|bnxt_re|irdma|ionic", "roce"),
+    (r"ib[pP]\d", "ib"),
+    (r"roce|bnxt_re|irdma|ionic", "roce"),
 )
 """Names that drivers and rdma-core's rename rules give: providers of libfabric, verbs of Ethernet or of InfiniBand."""
 _BY_CLASS = {"0x0207": "ib", "0x0208": "opa"}
