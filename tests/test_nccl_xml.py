@@ -443,3 +443,14 @@ def test_a_coherent_link_stands_for_the_slot_of_a_gpu(tmp_path: Path):
     _, _, machine = made_of(text, tmp_path)
     assert sums(machine, "c2c") == pytest.approx(44.712 * 5)
     assert "pcie" not in machine.link_kinds
+
+
+def test_a_gpu_that_ranks_share_is_one_and_a_tray_says_where_nvlink_ends(tmp_path: Path):
+    text = dump(PAIR, links=dict.fromkeys(range(2), nvlink("fffffff:ff:ff.0", "0x068000", 18)), device="0x2941")
+    said, _, _ = made_of(text, tmp_path)
+    assert "in an NVL72 rack it joins the trays too" in said
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    said, _, machine = made_of(text.replace("</gpu>", '</gpu><gpu dev="0" sm="100" rank="9"/>', 1), shared)
+    assert len(machine.node_gpus(0)) == 2
+    assert "gpu0: 2 ranks share it" in said

@@ -182,6 +182,9 @@ class _XmlDump:
             name = self._new("gpu", "gpu")
             self.gpus[part.get("busid", name).lower()] = name, gpu if gpu is not None else ET.Element("gpu")
             self.ids.add(part.get("device", ""))
+            if len(part.findall("gpu")) > 1:
+                ranks = len(part.findall("gpu"))
+                self.assumed.append(f"{name}: {ranks} ranks share it (MPS), and it counts as one GPU")
             self.gen = max(self.gen, self._generation(part))
             self.links.append((name, above, "pcie", rate))
         elif nic is not None or kind.startswith(_NIC):
@@ -241,6 +244,8 @@ class _XmlDump:
         self.links += [(gpu, self.homes[gpu], kind, rate * count) for gpu, count in found.hosted]
         self._coherent()
         self.assumed += found.said
+        if found.switched and self.device.startswith(("GB200", "GB300")) and wires.TRAY not in self.assumed:
+            self.assumed.append(wires.TRAY)
 
     def _coherent(self) -> None:
         """C2C links of GPUs to their CPU, in GB/s by ``bw`` [MB/s] of each (nccl src/graph/topo.cc); they stand for a

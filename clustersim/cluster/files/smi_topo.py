@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
+from clustersim.cluster.files import wires
 from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError, few
 from clustersim.core.texts import short
@@ -64,7 +65,7 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
             "matrix with MIG off, or describe an instance as a GPU of its own (clustersim new device)"
         )
     if kind.name.startswith(RACKS):
-        root.set("near", "NVLink ends at this tray, as the matrix has it; in an NVL72 rack it joins the trays too")
+        root.set("near", wires.TRAY)
     cpus: dict[str, ET.Element] = {}
     under = [_together(matrix, near) for near in _NEAR]
     switches: dict[tuple[int, str], ET.Element] = {}

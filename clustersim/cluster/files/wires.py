@@ -12,6 +12,7 @@ from clustersim.core import errors
 _SWITCH = ("0x068000", "0x0680")
 _CPU = "0x068001"
 """Classes of what is at a link's other end: an NVSwitch, the bridge of a POWER9 (nccl src/graph/topo.cc)."""
+TRAY = "NVLink ends at this tray, as the file has it; in an NVL72 rack it joins the trays too"
 
 
 @dataclass
