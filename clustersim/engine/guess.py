@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.program import Collective, Compute, Program, Recv
+from clustersim.core.program import Collective, Compute, Op, Program, Recv
 from clustersim.engine.columns import highest, lowest
 from clustersim.engine.flows.loads import ROOM, Loads, Slots, crowded
 from clustersim.engine.inside import StretchPlans
@@ -49,18 +49,38 @@ class _UnderWay:
 
     def __init__(self) -> None:
         self.end = -np.inf
-        self._untold: list[tuple[float, int]] = []
+        self.untold: list[tuple[float, int]] = []
 
     def add(self, end: float, first: int) -> None:
         """One more that ends then; ``first`` : its site's first meeting."""
         self.end = max(self.end, end)
-        self._untold.append((end, first))
+        self.untold.append((end, first))
 
     def told(self, now: float) -> list[int]:
         """Those under way then: of one that is over, or was told, nobody asks again, for time goes on."""
-        under_way = [first for end, first in self._untold if end > now]
-        self._untold = []
+        under_way = [first for end, first in self.untold if end > now]
+        self.untold = []
         return under_way
+
+
+class _Earlier:
+    """Collectives of one stream and the same plans, by place in their list: the last, and which nobody was told of."""
+
+    def __init__(self) -> None:
+        self.last = -1
+        self._untold: list[int] = []
+
+    def add(self, place: int) -> None:
+        """One more, after all others."""
+        self.last = place
+        self._untold.append(place)
+
+    def told(self, after: int) -> list[int]:
+        """Those after a place that were not told before."""
+        cut = bisect_right(self._untold, after)
+        told = self._untold[cut:]
+        del self._untold[cut:]
+        return told
 
 
 class SharingGuess:
@@ -123,56 +143,64 @@ class SharingGuess:
                 self._open[plans] = which[in_crowded], slot[in_crowded], demands[in_crowded]
         self._sites = [site for site in self._sites if id(site.plans) in self._open]
         self.clocked.update(site.first for site in self._sites if id(site.plans) in own)
-        self._slots = {plans: frozenset(slot.tolist()) for plans, (_, slot, _) in self._open.items()}
-        for role in range(len(self._program.roles)):
-            self.clocked.update(self._unordered(role))
-            self.clocked.update(self._beside_sends(role))
+        self._look_at_lists()
 
-    def _unordered(self, r: int) -> set[int]:
+    def _look_at_lists(self) -> None:
+        """Put on the clock what the roles' lists alone say will share."""
+        numbers: dict[frozenset[int], int] = {}
+        self._crossed = {
+            plans: numbers.setdefault(frozenset(slot.tolist()), len(numbers))
+            for plans, (_, slot, _) in self._open.items()
+        }
+        self._slots = list(numbers)
+        self._sharing: dict[tuple[int, int], bool] = {}
+        sites_of: list[dict[int, Site]] = [{} for _ in self._program.roles]
+        own_sites: list[dict[int, Site]] = [{} for _ in self._program.roles]
+        for site in self._sites:
+            r, i = site.sides[0].key
+            own_sites[r][i] = site
+            for side in site.sides:
+                sites_of[side.key[0]][side.key[1]] = site
+        for role in range(len(self._program.roles)):
+            self.clocked.update(self._unordered(role, own_sites[role]))
+            self.clocked.update(self._beside_sends(role, sites_of[role]))
+
+    def _unordered(self, r: int, site_of: dict[int, Site]) -> set[int]:
         """Collectives of a role on different streams, neither of which waits for the other, that share a slot: on some
-        rank they will be there at once, or nearly."""
-        site_of = {site.sides[0].key[1]: site for site in self._sites if site.sides[0].key[0] == r}
-        if all(site.first in self.clocked for site in site_of.values()):
-            return set()  # a server's ops are thousands, and all of them share its port
-        role = self._program.roles[r]
+        rank they will be there at once, or nearly. ``site_of`` : of ops that come first at theirs."""
+        ops = self._program.roles[r].ops
+        collectives = [i for i in site_of if isinstance(ops[i], Collective)]
+        number = {stream: n for n, stream in enumerate(dict.fromkeys(ops[i].stream for i in collectives))}
+        if len(number) < 2 or all(site.first in self.clocked for site in site_of.values()):
+            return set()
         unordered: set[int] = set()
-        share: dict[tuple[int, int], bool] = {}
-        number = {stream: n for n, stream in enumerate(dict.fromkeys(op.stream for op in role.ops))}
-        before: list[list[int]] = []  # of each op, the last of each stream that is over when it begins
-        last = [-1] * len(number)
-        seen: dict[str, list[int]] = {}
-        for i, op in enumerate(role.ops):
-            own = number[op.stream]
-            needs = op.after if last[own] < 0 else (last[own], *op.after)
-            reached = before[needs[0]].copy() if needs else [-1] * len(number)
-            for need in needs[1:]:
-                reached = [k if k > other else other for k, other in zip(reached, before[need], strict=True)]
-            for need in needs:
-                stream_number = number[role.ops[need].stream]
-                if reached[stream_number] < need:
-                    reached[stream_number] = need
-            before.append(reached)
-            last[own] = i
-            if i not in site_of or not isinstance(op, Collective):
-                continue
-            for stream, earlier in seen.items():
-                for k in earlier[bisect_right(earlier, reached[number[stream]]) :] if stream != op.stream else ():
-                    pair = id(site_of[i].plans), id(site_of[k].plans)
-                    if pair not in share:
-                        share[pair] = not self._slots[pair[0]].isdisjoint(self._slots[pair[1]])
-                    if share[pair]:
-                        unordered.update((site_of[i].first, site_of[k].first))
-            seen.setdefault(op.stream, []).append(i)
+        earlier: dict[tuple[int, int], _Earlier] = {}  # by stream and slots
+        for i, reached in zip(sorted(collectives), _reached(ops, number, set(collectives)), strict=True):
+            own = number[ops[i].stream]
+            crossed = self._crossed[id(site_of[i].plans)]
+            for (stream, other), others in earlier.items():
+                if stream == own or others.last <= reached[stream] or not self._share(crossed, other):
+                    continue
+                unordered.add(site_of[i].first)
+                unordered.update(site_of[k].first for k in others.told(reached[stream]))
+            earlier.setdefault((own, crossed), _Earlier()).add(i)
         return unordered
 
-    def _beside_sends(self, r: int) -> set[int]:
+    def _share(self, crossed: int, other: int) -> bool:
+        """Whether two of the sets of slots that transfers cross have one in common."""
+        share = self._sharing.get((crossed, other))
+        if share is None:
+            share = self._sharing[crossed, other] = not self._slots[crossed].isdisjoint(self._slots[other])
+        return share
+
+    def _beside_sends(self, r: int, site_of: dict[int, Site]) -> set[int]:
         """Sends of a role, and transfers of its other streams that share a slot with one while its list is no further
-        than both take alone: time is that of the list's kernels, one after another, and no rank waits."""
-        site_of = {side.key[1]: site for site in self._sites for side in site.sides if side.key[0] == r}
+        than both take alone: time is that of the list's kernels, one after another, and no rank waits. ``site_of`` : of
+        each op that meets others."""
         beside: set[int] = set()
-        now = 0.0
-        under_way: dict[tuple[str, bool, frozenset[int]], _UnderWay] = {}
-        share: dict[tuple[frozenset[int], frozenset[int]], bool] = {}
+        now = pruned = 0.0
+        under_way: dict[tuple[str, bool, int], _UnderWay] = {}
+        alone: dict[int, tuple[float, float]] = {}  # of plans: the longest latency, and what moving takes at most
         for i, op in enumerate(self._program.roles[r].ops):
             if isinstance(op, Compute):
                 now += lowest(op.duration)
@@ -180,22 +208,25 @@ class SharingGuess:
                 now += op.kernels
             if i not in site_of:
                 continue
-            site = site_of[i]
+            first = site_of[i].first
+            plans = site_of[i].plans
             together = isinstance(op, Collective)
-            slots = self._slots[id(site.plans)]
-            under_way = {kind: transfers for kind, transfers in under_way.items() if transfers.end > now}
-            for (stream, collective, other_slots), transfers in under_way.items():
+            crossed = self._crossed[id(plans)]
+            if now > pruned:
+                under_way = {kind: transfers for kind, transfers in under_way.items() if transfers.end > now}
+                pruned = now
+            for (stream, collective, other), transfers in under_way.items():
                 if stream == op.stream or (collective and together):
                     continue
-                pair = slots, other_slots
-                if pair not in share:
-                    share[pair] = not slots.isdisjoint(other_slots)
-                if share[pair]:
-                    beside.add(site.first)
+                if (transfers.untold or first not in beside) and self._share(crossed, other):
+                    beside.add(first)
                     beside.update(transfers.told(now))
-            latency, moving = site.plans.columns
-            alike = under_way.setdefault((op.stream, together, slots), _UnderWay())
-            alike.add(now + highest(latency) + highest(moving), site.first)
+            if id(plans) not in alone:
+                latency, moving = plans.columns
+                alone[id(plans)] = highest(latency), highest(moving)
+            end = now + alone[id(plans)][0] + alone[id(plans)][1]
+            if end > now:
+                under_way.setdefault((op.stream, together, crossed), _UnderWay()).add(end, first)
         return beside
 
     def _neighbours(self, lane: Ints, slot: Ints) -> dict[int, list[int]]:
@@ -280,6 +311,25 @@ class SharingGuess:
         in_part = end > begin * (1 + 1e-12)
         owner = np.concatenate(owners)[in_part]
         return set(np.unique(owner[crowded(slot[in_part], begin[in_part], end[in_part], demands[in_part])]).tolist())
+
+
+def _reached(ops: Sequence[Op], number: Mapping[str, int], asked: set[int]) -> Iterator[list[int]]:
+    """Of each of some ops, in order: of each numbered stream the last op that is over when it begins; -1 for none."""
+    before: list[list[int]] = []
+    last: dict[str, int] = {}
+    for i, op in enumerate(ops):
+        needs = (last[op.stream], *op.after) if op.stream in last else op.after
+        reached = before[needs[0]].copy() if needs else [-1] * len(number)
+        for need in needs[1:]:
+            reached = [*map(max, reached, before[need])]
+        for need in needs:
+            stream = number.get(ops[need].stream)
+            if stream is not None and reached[stream] < need:
+                reached[stream] = need
+        before.append(reached)
+        last[op.stream] = i
+        if i in asked:
+            yield reached
 
 
 def _most(users: Ints, slot: Ints, demands: Floats) -> Entries:
