@@ -45,21 +45,37 @@ AT_ONCE = 2**20
 
 
 class _UnderWay:
-    """Transfers of one stream and the same slots: when the last of them ends [s], and which nobody was told of yet."""
+    """Transfers that cross the same slots, of whichever streams, and which of them nobody was told of yet.
+
+    end : when the last of them ends [s]. untold : of each stream, (end [s], its site's first meeting).
+    """
 
     def __init__(self) -> None:
         self.end = -np.inf
-        self.untold: list[tuple[float, int]] = []
+        self._stream = ""  # whose the last one is
+        self._end_beside = -np.inf  # of the last one of another stream
+        self.untold: dict[str, list[tuple[float, int]]] = {}
 
-    def add(self, end: float, first: int) -> None:
+    def add(self, stream: str, end: float, first: int) -> None:
         """One more that ends then; ``first`` : its site's first meeting."""
-        self.end = max(self.end, end)
-        self.untold.append((end, first))
+        if stream == self._stream:
+            self.end = max(self.end, end)
+        elif end > self.end:
+            self._stream, self._end_beside, self.end = stream, self.end, end
+        else:
+            self._end_beside = max(self._end_beside, end)
+        self.untold.setdefault(stream, []).append((end, first))
 
-    def told(self, now: float) -> list[int]:
-        """Those under way then: of one that is over, or was told, nobody asks again, for time goes on."""
-        under_way = [first for end, first in self.untold if end > now]
-        self.untold = []
+    def beside(self, stream: str) -> float:
+        """When the last of those of other streams ends [s]."""
+        return self._end_beside if stream == self._stream else self.end
+
+    def told(self, stream: str, now: float) -> list[int]:
+        """Those of other streams under way then: of one that is over, or was told, nobody asks again, for time goes
+        on."""
+        own = self.untold.pop(stream, None)
+        under_way = [first for each in self.untold.values() for end, first in each if end > now]
+        self.untold = {stream: own} if own else {}
         return under_way
 
 
@@ -199,7 +215,8 @@ class SharingGuess:
         each op that meets others."""
         beside: set[int] = set()
         now = pruned = 0.0
-        under_way: dict[tuple[str, bool, int], _UnderWay] = {}
+        under_way: dict[tuple[bool, int], _UnderWay] = {}  # by whether they are collectives, and slots
+        fresh: dict[tuple[bool, int], _UnderWay] = {}  # of these, with some that nobody was told of
         alone: dict[int, tuple[float, float]] = {}  # of plans: the longest latency, and what moving takes at most
         for i, op in enumerate(self._program.roles[r].ops):
             if isinstance(op, Compute):
@@ -214,20 +231,36 @@ class SharingGuess:
             crossed = self._crossed[id(plans)]
             if now > pruned:
                 under_way = {kind: transfers for kind, transfers in under_way.items() if transfers.end > now}
+                fresh = {kind: transfers for kind, transfers in fresh.items() if transfers.end > now}
                 pruned = now
-            for (stream, collective, other), transfers in under_way.items():
-                if stream == op.stream or (collective and together):
-                    continue
-                if (transfers.untold or first not in beside) and self._share(crossed, other):
-                    beside.add(first)
-                    beside.update(transfers.told(now))
+            own = op.stream, together, crossed
+            near = list(self._beside(fresh, own, now))
+            if near or (first not in beside and any(self._beside(under_way, own, now))):
+                beside.add(first)
+            for kind in near:
+                transfers = under_way[kind]
+                beside.update(transfers.told(op.stream, now))
+                if not transfers.untold:
+                    fresh.pop(kind, None)
             if id(plans) not in alone:
                 latency, moving = plans.columns
                 alone[id(plans)] = highest(latency), highest(moving)
             end = now + alone[id(plans)][0] + alone[id(plans)][1]
             if end > now:
-                under_way.setdefault((op.stream, together, crossed), _UnderWay()).add(end, first)
+                kind = together, crossed
+                fresh[kind] = transfers = under_way.setdefault(kind, _UnderWay())
+                transfers.add(op.stream, end, first)
         return beside
+
+    def _beside(
+        self, kinds: dict[tuple[bool, int], _UnderWay], own: tuple[str, bool, int], now: float
+    ) -> Iterator[tuple[bool, int]]:
+        """Kinds with transfers of other streams under way then that share with one; two collectives are not asked
+        about. ``own`` : its stream, whether it is a collective, and its slots."""
+        stream, together, crossed = own
+        for kind, transfers in kinds.items():
+            if transfers.beside(stream) > now and not (kind[0] and together) and self._share(crossed, kind[1]):
+                yield kind
 
     def _neighbours(self, lane: Ints, slot: Ints) -> dict[int, list[int]]:
         """Of each lane those that use a slot of it: its own, too, where two of its groups do, for they need not follow
