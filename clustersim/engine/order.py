@@ -34,7 +34,7 @@ from clustersim.core.program import (
     seconds,
 )
 from clustersim.engine.beside import around
-from clustersim.engine.columns import Column, lowest
+from clustersim.engine.columns import Column
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site, SiteSide
 
@@ -137,7 +137,7 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
     def _least(self) -> float:
         if isinstance(self.op, Compute):
             return least_seconds(self.role, self.op)
-        return min((lowest(site.plans.least) for site, _ in self.meets), default=0.0) if self.lone else 0.0
+        return min((site.plans.shortest for site, _ in self.meets), default=0.0) if self.lone else 0.0
 
 
 def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[OpTask]]:

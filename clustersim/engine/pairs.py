@@ -7,6 +7,8 @@ of a client's op are one site, however many ops they meet on the other side.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import groupby
 from typing import TypeAlias, cast
 
 import msgspec
@@ -80,9 +82,10 @@ def pairs(program: Program) -> list[Pairs]:
     seconds = seconds[order]
     with_whom = with_whom[order]
     op = uses.op[firsts]
+    gathering = _Gathering(program, first, uses, firsts, seconds)
     starts = np.flatnonzero(np.r_[True, (op[1:] != op[:-1]) | (with_whom[1:] != with_whom[:-1])])
     spans = zip(starts.tolist(), [*starts[1:].tolist(), len(firsts)], strict=True)
-    return [_gathered(program, first, uses, firsts[a:b], seconds[a:b]) for a, b in spans]
+    return [gathering.of(a, b) for a, b in spans]
 
 
 def _uses(program: Program, first: Ints) -> _PairUses:
@@ -147,26 +150,37 @@ def _meetings(uses: _PairUses) -> tuple[Ints, Ints, Ints]:
     return firsts, seconds, number[name[places]] * np.int64(n) + k[places]
 
 
-def _gathered(program: Program, first: Ints, uses: _PairUses, firsts: Ints, seconds: Ints) -> Pairs:
-    key = _key(first, int(uses.op[firsts[0]]))
-    op = cast("Send | Recv", program.roles[key[0]].ops[key[1]])
-    met = seconds[seconds != NOBODY]
-    peer_ops = uses.op[met]
-    new = np.concatenate([[True], np.diff(peer_ops) != 0]) if len(peer_ops) else np.zeros(0, dtype=np.bool_)
-    ranks = np.stack([uses.src[firsts], uses.dst[firsts]], axis=1)
-    keys = tuple(_key(first, number) for number in peer_ops[new].tolist())
-    return Pairs(key, op, uses.position[firsts], ranks, keys, uses.position[met])
+class _Gathering:
+    """Meetings in order, ``firsts`` and ``seconds`` of their uses, of which those of one op are looked at together."""
+
+    def __init__(self, program: Program, first: Ints, uses: _PairUses, firsts: Ints, seconds: Ints) -> None:
+        self._program = program
+        self._first = first.tolist()
+        self._met = (seconds != NOBODY).tolist()
+        self._op = uses.op[firsts].tolist()
+        self._other_op = uses.op[seconds].tolist()
+        self._positions = uses.position[firsts]
+        self._other_positions = uses.position[seconds]
+        self._ranks = np.stack([uses.src[firsts], uses.dst[firsts]], axis=1)
+
+    def of(self, a: int, b: int) -> Pairs:
+        """The meetings from ``a`` to before ``b``: of one op, and somebody comes to all of them or to none."""
+        key = _key(self._first, self._op[a])
+        op = cast("Send | Recv", self._program.roles[key[0]].ops[key[1]])
+        met = slice(a, b if self._met[a] else a)
+        others = tuple(_key(self._first, number) for number, _ in groupby(self._other_op[met]))
+        return Pairs(key, op, self._positions[a:b], self._ranks[a:b], others, self._other_positions[met])
 
 
-def _key(first: Ints, number: int) -> OpKey:
-    role = int(np.searchsorted(first, number, side="right")) - 1
-    return role, number - int(first[role])
+def _key(first: list[int], number: int) -> OpKey:
+    role = bisect_right(first, number) - 1
+    return role, number - first[role]
 
 
 def _differ(program: Program, first: Ints, uses: _PairUses, pair: list[int]) -> ProgramError:
     who = []
     for use in pair:
-        r, i = _key(first, int(uses.op[use]))
+        r, i = _key(first.tolist(), int(uses.op[use]))
         role = program.roles[r]
         op = cast("Send | Recv", role.ops[i])
         caller = f"rank {role.ranks[uses.position[use]]} (role {role.name!r}, op {i} {op.name!r})"

@@ -21,7 +21,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.mesh import Mesh
 from clustersim.core.topology import Topology
-from clustersim.engine.columns import one_number
+from clustersim.engine.columns import lowest, one_number
 from clustersim.engine.flows.loads import Loads
 from clustersim.engine.images import GroupImages
 
@@ -58,6 +58,11 @@ class GroupPlans(msgspec.Struct, frozen=True, eq=False, dict=True):
     def lower_bound(self) -> float:
         """[s] of the group that could be fastest: pairs of one op may be near or far."""
         return min(group_plan.lower_bound for group_plan in self.each)
+
+    @cached_property
+    def shortest(self) -> float:
+        """The least of ``least`` [s]."""
+        return lowest(self.least)
 
     @cached_property
     def columns(self) -> tuple[Floats | float, Floats | float]:

@@ -161,7 +161,7 @@ class SitePlay:
             n = len(self.site.ranks)
             self.missing = np.full(n, self.site.ranks.shape[1], dtype=np.int64)
             for side in self._came:
-                self.missing -= np.diff(side.ptr)
+                self.missing -= side.each or np.diff(side.ptr)
             self.times[0][:], self.times[1][:] = self.start, np.inf
             self.start, self.end = self.times
         return self.missing
