@@ -36,7 +36,11 @@ class Mix(msgspec.Struct, frozen=True, gc=False):
         >>> Mix(peak=2.0, memory=1.0).times(0.5)
         Mix(peak=1.0, products=0.0, memory=0.5, launch=0.0, again=0.0)
         """
-        return Mix(*(share * value for value in msgspec.structs.astuple(self)))
+        if share == 1.0:
+            return self
+        return Mix(
+            share * self.peak, share * self.products, share * self.memory, share * self.launch, share * self.again
+        )
 
 
 def total(mixes: Iterable[Mix]) -> Mix:

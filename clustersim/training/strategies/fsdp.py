@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.model import Model, StepCost
@@ -156,7 +157,7 @@ class Shards:
     @property
     def numel(self) -> float:
         """Elements of this rank's shard that are trained."""
-        return sum(unit.padded(self.plan.degree) for unit in self.plan.units) / self.plan.degree
+        return sum(self._padded) / self.plan.degree
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
@@ -211,14 +212,24 @@ class Shards:
             self.freed.append(self.kernel)
 
     def _param_bytes(self, unit: int) -> float:
-        return unit_bytes(self.config, self.plan.units[unit], self.plan.degree)
+        return self._gathered_bytes[unit]
+
+    @cached_property
+    def _gathered_bytes(self) -> list[float]:
+        """Of each unit, whole [bytes]."""
+        return [unit_bytes(self.config, unit, self.plan.degree) for unit in self.plan.units]
+
+    @cached_property
+    def _padded(self) -> list[int]:
+        """Of each unit the elements that are reduced."""
+        return [unit.padded(self.plan.degree) for unit in self.plan.units]
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
     def _gradient(self, unit: int, first: bool, sync: bool) -> None:
         """The post-backward hook: accumulate, or copy, cast, divide and reduce."""
         name = self.plan.units[unit].name
-        numel = self.plan.units[unit].padded(self.plan.degree)
+        numel = self._padded[unit]
         if not numel:
             return
         param_bytes, wire, _ = element_bytes(self.config)
