@@ -241,6 +241,7 @@ def infos(short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: To
     groups: dict[OpKey, list[Ints]] = {}
     partners: dict[OpKey, set[int]] = {}
     islands_of: dict[int, int] = {}
+    known: dict[tuple[int, int, int], dict[str, Any]] = {}  # by plans, members and islands
     alike: dict[tuple[int, int], dict[str, Any]] = {}  # of ops that meet nowhere else, by plans and groups
     homes = [_homes(short, r) for r in range(len(program.roles))]
     for site, place in _each(short, sites, homes):
@@ -251,7 +252,10 @@ def infos(short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: To
             continue
         if site.plans.each[0].algorithm == "nvls_tree" and id(site.ranks) not in islands_of:  # ops share their groups
             islands_of[id(site.ranks)] = n_islands(Group(topology, mesh.gpus[site.ranks[0]]))
-        detail = _detail(site, islands_of.get(id(site.ranks), 1))
+        kind = id(site.plans), site.ranks.shape[1], islands_of.get(id(site.ranks), 1)
+        if kind not in known:
+            known[kind] = _detail(site, kind[2])
+        detail = known[kind].copy()
         if alone:
             detail |= {"n_groups": len(site.ranks), "groups": site.ranks}
             details[place] = alike[shape] = detail

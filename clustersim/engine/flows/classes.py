@@ -56,7 +56,7 @@ class ClassFlows:
     """
 
     __slots__ = (
-        "_weight_of",
+        "_watched",
         "_weights",
         "ceiling",
         "course",
@@ -80,7 +80,7 @@ class ClassFlows:
         self.slots = share.slots
         self.ceiling = share.ceiling
         self.slot_list = share.slot_list if share.many else [slot for slot, _ in watched]
-        self._weights, self._weight_of = share.weights, dict(watched)
+        self._weights, self._watched = share.weights, watched
         self.flows: list[tuple[float, int, float, SlotShare]] = []
         self.version = 0
         self.empty(0.0)
@@ -102,8 +102,13 @@ class ClassFlows:
         if self.many:
             over = demands[self.slots] > FULL
             return self.slots[over].tolist(), (self._weights[over] * n).tolist()
-        slots = [slot for slot in self.slot_list if one_by_one[slot] > FULL]
-        return slots, [self._weight_of[slot] * n for slot in slots]
+        slots = []
+        takes = []
+        for slot, weight in self._watched:
+            if one_by_one[slot] > FULL:
+                slots.append(slot)
+                takes.append(weight * n)
+        return slots, takes
 
     def advance(self, now: float) -> None:
         """Let time pass at the present rate."""

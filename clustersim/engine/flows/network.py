@@ -286,8 +286,8 @@ class FlowNetwork:
             more: set[int] = set()
             for flow_class in self._at(slots):
                 if flow_class not in joined:
-                    joined[flow_class] = flow_class.tight(self._all_asked, self._asked)
-                    more.update(joined[flow_class][0])
+                    joined[flow_class] = tight = flow_class.tight(self._all_asked, self._asked)
+                    more.update(tight[0])
             slots = more - seen
             seen |= slots
         return joined if len(joined) < 2 else dict(sorted(joined.items(), key=lambda entry: entry[0].number))
