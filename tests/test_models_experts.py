@@ -171,11 +171,11 @@ def test_a_name_of_such_a_mixture_is_never_taken_for_a_dense_model(name: str) ->
     ("name", "what"),
     [
         ("gemma2-9x", "a Gemma 2,"),
-        ("mamba-130m", "a state space model"),
+        ("zamba-7b", "a state space model"),
         ("lstm", "a recurrent network"),
         ("whisper-large", "an encoder-decoder"),
         ("deit-base", "a vision transformer"),
-        ("falcon-7b", "parallel blocks"),
+        ("cohere-35b", "parallel blocks"),
     ],
 )
 def test_what_nobody_described_is_named_as_what_it_is(name: str, what: str) -> None:
@@ -187,7 +187,7 @@ def test_what_nobody_described_is_named_as_what_it_is(name: str, what: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("bert-large", "bert-large-uncased"), ("lama2-13b", "llama2-13b"), ("gtp2", "gpt2"), ("foo", "")],
+    [("bert-large", "bert-large-cased"), ("lama2-13b", "llama2-13b"), ("gtp2", "gpt2"), ("foo", "")],
 )
 def test_only_a_model_of_the_same_family_is_ever_meant(name: str, meant: str) -> None:
     with pytest.raises(ModelError) as raised:
