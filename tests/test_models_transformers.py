@@ -223,6 +223,14 @@ def test_a_wrong_value_is_named(change: dict[str, Any], message: str) -> None:
         from_hf(config("llama3-8b") | change)
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v4", "kimi_k3", "minimax_m3", "glm9", "nemotron-nas"])
+def test_another_version_or_variant_of_a_type_is_not_taken_for_a_slip(kind: str) -> None:
+    """Its blocks are others: who writes the neighbour in its place has a wrong model without a word."""
+    with pytest.raises(ModelError, match=f"unknown model_type '{kind}'; .* types are read") as raised:
+        from_hf(config("llama3-8b") | {"model_type": kind})
+    assert "did you mean" not in str(raised.value)
+
+
 def test_a_misspelt_key_is_pointed_at() -> None:
     data = config("gpt2")
     data["n_emb"] = data.pop("n_embd")

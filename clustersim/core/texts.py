@@ -233,7 +233,7 @@ def csv_rows(text: str, source: str, error: Raised) -> Iterator[list[str]]:
 
 
 ENDLESS = frozenset({"time_step_limit", "mamba_dt_limit"})
-"""Fields that configs of state spaces end at infinity, as published (Nemotron-H, Mamba-2)."""
+"""Fields that configs of state spaces end at infinity, or at 1e308, as published (Nemotron-H, Mamba-2)."""
 
 
 def check(table: Any, source: str, error: Raised) -> None:
@@ -246,7 +246,7 @@ def check(table: Any, source: str, error: Raised) -> None:
             raise error(f"{source}: {shown(value)} holds a NUL character {field}")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise error(f"{source}: {shown(value)} is larger than any number that is meant here {field}")
-        endless = value == float("inf") and path.partition("[")[0].rpartition(".")[2] in ENDLESS
+        endless = isinstance(value, float) and value > 0 and path.partition("[")[0].rpartition(".")[2] in ENDLESS
         if isinstance(value, float) and not (abs(value) < 1e200 or endless):
             raise error(f"{source}: {value} is not a number that a field can hold {field}")
 

@@ -6,7 +6,9 @@ configuration class, and a note of the model says so.
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from clustersim.model.transformer_model import build, execution
 
 _TOLD = 8
 """Fields that one note lists."""
+SLIP = 0.85
+"""How alike a misspelt type and the one that is meant are: lama and llama 0.89, nemotron-nas and nemotron 0.8."""
 
 
 def from_hf(
@@ -137,13 +141,19 @@ def _unknown(where: str, kind: str) -> str:
         why = "an encoder-decoder; `clustersim list models` has those that are known by name"
     if why:
         return f"{where}: model_type {kind!r} is {why}"
-    hint = same_family(kind, by_type())
+    hint = same_family(kind, (known for known in by_type() if _may_be_meant(kind, known)))
     if not hint.startswith("did you mean"):
         hint = (
             f"{len(by_type())} types are read, among them {few(sorted(by_type()), _TOLD)}; one of the same blocks "
             "may be written in its place, or a row added to data/families (clustersim/README.md)"
         )
     return f"{where}: unknown model_type {kind!r}; {hint}"
+
+
+def _may_be_meant(kind: str, known: str) -> bool:
+    """Whether one type can be a slip for another: a version or a variant of it is other blocks."""
+    same_version = re.findall(r"\d+", kind) == re.findall(r"\d+", known)
+    return same_version and difflib.SequenceMatcher(None, kind, known).ratio() >= SLIP
 
 
 def config_file(path: Path) -> tuple[str, Table]:
