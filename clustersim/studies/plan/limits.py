@@ -112,12 +112,12 @@ def _busy(role: Role, ops: Sequence[Op]) -> Floats:
 
 def _least_by_stream(prepared: Prepared, ops: Sequence[Op]) -> dict[str, float]:
     """Seconds of each stream's collectives at least, one after another; those that ask for the same are asked once."""
-    alike = Counter[tuple[str, str, float, int, int]]()
+    alike = Counter[tuple[str, str, float, str, int, int]]()
     groups_of: dict[int, Ints] = {}
     for op in ops:
         if isinstance(op, Collective):
             groups_of[id(op.groups)] = op.groups
-            alike[op.stream, op.kind, op.nbytes, op.root, id(op.groups)] += 1
+            alike[op.stream, op.kind, op.nbytes, op.dtype, op.root, id(op.groups)] += 1
     launch = prepared.scenario.file.run.launch
     group_of = {
         key: Group(prepared.topology, prepared.mesh.gpus[groups[0]], launch)
@@ -125,9 +125,9 @@ def _least_by_stream(prepared: Prepared, ops: Sequence[Op]) -> dict[str, float]:
         if groups.shape[1] > 1
     }
     streams = defaultdict[str, float](float)
-    for (stream, kind, nbytes, root, key), count in alike.items():
+    for (stream, kind, nbytes, dtype, root, key), count in alike.items():
         if key in group_of:
-            streams[stream] += count * lower_bound(Request(kind, nbytes, root=root), group_of[key])
+            streams[stream] += count * lower_bound(Request(kind, nbytes, dtype=dtype, root=root), group_of[key])
     return streams
 
 
