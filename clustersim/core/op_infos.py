@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from clustersim.core.arrays import Ints
 from clustersim.core.label import Label
 from clustersim.core.mix import Mix
+from clustersim.core.repeated import MadeWhenAsked, moved
 
 
 class OpInfo(msgspec.Struct, frozen=True, gc=False):
@@ -56,7 +57,7 @@ class InfoPass(msgspec.Struct, frozen=True, gc=False):
     microbatch: int
 
 
-class RepeatedInfos(Sequence[OpInfo]):
+class RepeatedInfos(MadeWhenAsked[OpInfo]):
     """What the ops were, as if all had been written out.
 
     Parameters
@@ -74,22 +75,6 @@ class RepeatedInfos(Sequence[OpInfo]):
     def __len__(self) -> int:
         return len(self.of)
 
-    @overload
-    def __getitem__(self, place: int) -> OpInfo: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[OpInfo, ...]: ...
-    def __getitem__(self, place: int | slice) -> OpInfo | tuple[OpInfo, ...]:
-        if isinstance(place, slice):
-            return tuple(self._at(i) for i in range(len(self))[place])
-        return self._at(range(len(self))[int(place)])
-
-    def __iter__(self) -> Iterator[OpInfo]:
-        return iter(self._all)
-
-    @cached_property
-    def _all(self) -> tuple[OpInfo, ...]:
-        return tuple(map(self._at, range(len(self))))
-
     def __getstate__(self) -> tuple[tuple[OpInfo, ...], Ints, tuple[InfoPass, ...]]:
         return self.written, self.of, self._passes
 
@@ -100,12 +85,7 @@ class RepeatedInfos(Sequence[OpInfo]):
         number = int(self.of[i])
         info = self.written[number]
         shift = i - int(self._home[number])
-        if not shift:
-            return info
-        label = info.label
-        if label is not None:
-            label = msgspec.structs.replace(label, microbatch=int(self.microbatch[i]))
-        return msgspec.structs.replace(info, after=tuple([need + shift for need in info.after]), label=label)
+        return moved(info, shift, int(self.microbatch[i])) if shift else info
 
     @cached_property
     def microbatch(self) -> Ints:

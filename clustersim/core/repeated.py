@@ -10,12 +10,42 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import msgspec
 
+from clustersim.core.label import Label
+
 if TYPE_CHECKING:
+    from clustersim.core.op_infos import OpInfo
     from clustersim.core.program import Op
+
+Item = TypeVar("Item")
+Moved = TypeVar("Moved", "Op", "OpInfo")
+
+
+class MadeWhenAsked(Sequence[Item]):
+    """A list whose items are made when they are asked for, by ``_at``."""
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, place: int | slice) -> Item | tuple[Item, ...]:
+        if isinstance(place, slice):
+            return tuple(self._at(i) for i in range(len(self))[place])
+        return self._at(range(len(self))[int(place)])
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._all)
+
+    @cached_property
+    def _all(self) -> tuple[Item, ...]:
+        return tuple(map(self._at, range(len(self))))
+
+    def _at(self, i: int) -> Item:
+        """The item at a place from 0 on."""
+        raise NotImplementedError
 
 
 class PassRepeat(msgspec.Struct, frozen=True, gc=False):
@@ -37,7 +67,7 @@ class PassRepeat(msgspec.Struct, frozen=True, gc=False):
     microbatch: int
 
 
-class RepeatedOps(Sequence["Op"]):
+class RepeatedOps(MadeWhenAsked["Op"]):
     """An op list, some passes of which are repeated.
 
     Parameters
@@ -54,22 +84,6 @@ class RepeatedOps(Sequence["Op"]):
 
     def __len__(self) -> int:
         return len(self.written)
-
-    @overload
-    def __getitem__(self, place: int) -> Op: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Op, ...]: ...
-    def __getitem__(self, place: int | slice) -> Op | tuple[Op, ...]:
-        if isinstance(place, slice):
-            return tuple(self._at(i) for i in range(len(self.written))[place])
-        return self._at(range(len(self.written))[place])
-
-    def __iter__(self) -> Iterator[Op]:
-        return iter(self._all)
-
-    @cached_property
-    def _all(self) -> tuple[Op, ...]:
-        return tuple(map(self._at, range(len(self.written))))
 
     def __getstate__(self) -> tuple[tuple[Op, ...], tuple[PassRepeat, ...], frozenset[int]]:
         return self.written, self.passes, self.own
@@ -122,12 +136,15 @@ class RepeatedOps(Sequence["Op"]):
         yield from ((i, self._at(i)) for i in sorted(self.own))
 
 
-def moved(op: Op, shift: int, microbatch: int) -> Op:
-    """The same op so many places on, in another micro-batch."""
-    label = op.label
-    if label is not None:
-        label = msgspec.structs.replace(label, microbatch=microbatch)
-    return msgspec.structs.replace(op, after=tuple([need + shift for need in op.after]), label=label)
+def moved(op: Moved, shift: int, microbatch: int) -> Moved:
+    """The same op, or what it was, so many places on, in another micro-batch."""
+    after = tuple([need + shift for need in op.after])
+    return msgspec.structs.replace(op, after=after, label=in_microbatch(op.label, microbatch))
+
+
+def in_microbatch(label: Label | None, microbatch: int) -> Label | None:
+    """The label in another micro-batch."""
+    return None if label is None else msgspec.structs.replace(label, microbatch=microbatch)
 
 
 def written(ops: Sequence[Op]) -> Sequence[Op]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from clustersim.core.program import Op
-from clustersim.core.repeated import PassRepeat
+from clustersim.core.repeated import PassRepeat, in_microbatch
 from clustersim.training.schedules.base import Action
 from clustersim.training.strategies.base import OpList
 
@@ -84,7 +84,7 @@ class RepeatedPasses:
             return tuple([need + shift if need >= known.begin else now[need] for need in needs])
 
         for op in known.ops[: known.own]:
-            label = None if op.label is None else msgspec.structs.replace(op.label, microbatch=action.microbatch)
+            label = in_microbatch(op.label, action.microbatch)
             ops.ops.append(msgspec.structs.replace(op, after=moved(op.after), label=label))
         ops.ops += known.ops[known.own :]
         ops.waits = moved(known.waits)
