@@ -82,6 +82,8 @@ def test_every_figure_of_a_chip_is_stated_or_said_to_be_assumed(name: str) -> No
     assert all(any(field in note and "assumed" in note for note in part.notes) for field in assumed)
     assert 0.7e9 < part.clock < 3.1e9
     assert 2**20 <= part.l2 <= part.memory_bytes / 100
+    stated = data_table("devices")["device"][name]
+    assert "l2" not in stated or "L2" in stated["source"], "a cache without the page it was read on"
 
 
 @pytest.mark.parametrize("arch", list(families()))
