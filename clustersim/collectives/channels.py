@@ -5,7 +5,7 @@ same load in both directions. A ring enters an island at the GPU that owns the s
 another GPU: by the same NIC where two members sit beside it (A100: two GPUs and two NICs a switch), else by the NIC of
 that other GPU, on which it then enters the next island. So rails alternate from island to island, as NCCL's
 ``crossNic = 2`` does (src/graph/connect.cc), and an odd number of islands closes over a third rail; no ring edge
-changes rail in the fabric.
+changes rail in the fabric. Where RCCL has the rings in a table, rings change places in pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Channel, Group
 from clustersim.collectives.islands import IslandShape, owned_nics, ports, shapes
-from clustersim.collectives.local_paths import ANY, CYCLE, local_paths, mesh_degree
+from clustersim.collectives.local_paths import ANY, CYCLE, is_full_mesh, local_paths, mesh_degree
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.memo import kept_with_topology
@@ -70,9 +70,10 @@ def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]
     offsets = _offsets(
         n_islands, min(map(len, slots)) if layout == "ring" and _must_alternate(island_shapes, slots) else 1
     )
+    turns = _turns(group, island_shapes, slots)
     cases = [3 * offsets[shape.rows] + offsets[shape.rows + 1] for shape in island_shapes]
     paths = [
-        _paths(group, shape, own, n_channels, layout, np.unique(case).tolist())
+        _paths(group, shape, own, n_channels, layout, np.unique(case).tolist(), turns)
         for shape, own, case in zip(island_shapes, slots, cases, strict=True)
     ]
     sizes = np.zeros(n_islands, dtype=np.int64)
@@ -88,7 +89,7 @@ def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]
                 chosen = case == value
                 places = starts[shape.rows[chosen]][:, None] + np.arange(shape.size)
                 order[places] = shape.positions[chosen][:, path[value][c]]
-        channels.extend(_striped(c, n_channels, order, starts + sizes - 1, sides, offsets))
+        channels.extend(_striped(c, n_channels, order, starts + sizes - 1, sides, offsets, turns))
     return tuple(channels)
 
 
@@ -173,8 +174,23 @@ def _must_alternate(island_shapes: tuple[IslandShape, ...], slots: list[list[Isl
     return lonely and all(len(own) > 1 for own in slots)
 
 
+def _turns(group: Group, island_shapes: tuple[IslandShape, ...], slots: list[list[IslandSlot]]) -> bool:
+    """Whether every island is a full mesh with a slot for each GPU, whose rings change places with a neighbour's."""
+    return all(
+        shape.size == len(own) and len(own) % 4 == 0 and is_full_mesh(group.topology, shape.gpus)
+        for shape, own in zip(island_shapes, slots, strict=True)
+    )
+
+
+def _slot_of(channel: int, offset: int, n_slots: int, turns: bool) -> int:
+    """The slot of a channel at an offset of 0, 1 or 2: so many slots on; or, where rings of a full mesh change places,
+    its own, its neighbour's, or that of the pair beside it. From any of these to another it is one for one both ways,
+    which :func:`local_paths` asks for."""
+    return channel % n_slots ^ (0, 1, 3)[offset] if turns else (channel + offset) % n_slots
+
+
 def _offsets(n_islands: int, n_slots: int) -> Ints:
-    """(n_islands + 1,) the slot offset by which a ring enters island k: 0 1 0 1 ... and back to 0."""
+    """(n_islands + 1,) the offset by which a ring enters island k: 0 1 0 1 ... and back to 0."""
     offsets = np.arange(n_islands + 1, dtype=np.int64) % 2 if n_slots > 1 else np.zeros(n_islands + 1, dtype=np.int64)
     offsets[-1] = 0
     if n_slots > 1 and n_islands % 2:
@@ -183,22 +199,34 @@ def _offsets(n_islands: int, n_slots: int) -> Ints:
 
 
 def _paths(
-    group: Group, shape: IslandShape, slots: list[IslandSlot], n_channels: int, layout: str, cases: list[int]
+    group: Group,
+    shape: IslandShape,
+    slots: list[IslandSlot],
+    n_channels: int,
+    layout: str,
+    cases: list[int],
+    turns: bool,
 ) -> dict[int, list[Ints]]:
-    """Local paths of every channel, by case = 3 * entry offset + exit offset."""
-    ends = [_ends(shape, slots, c, case, layout) for case in cases for c in range(n_channels)]
-    paths = local_paths(group.topology, shape.gpus, tuple(ends))
-    return {case: paths[i * n_channels : (i + 1) * n_channels] for i, case in enumerate(cases)}
+    """Local paths of every channel, by case = 3 * entry offset + exit offset; an island has one case."""
+    paths = {}
+    for case in cases:
+        sides = [
+            tuple(_slot_of(c, offset, len(slots) or 1, turns) for offset in divmod(case, 3)) for c in range(n_channels)
+        ]
+        ends = tuple(_ends(shape, slots, side, c, layout) for c, side in enumerate(sides))
+        paths[case] = local_paths(group.topology, shape.gpus, ends)
+    return paths
 
 
-def _ends(shape: IslandShape, slots: list[IslandSlot], c: int, case: int, layout: str) -> tuple[int, int]:
-    """First and last member of channel c's path through an island."""
+def _ends(
+    shape: IslandShape, slots: list[IslandSlot], sides: tuple[int, ...], c: int, layout: str
+) -> tuple[int, int]:
+    """First and last member of channel c's path through an island, which it enters and leaves by these slots."""
     if not slots:  # one island: rings close inside it, and chains take turns at the head
         return (0, CYCLE) if layout == "ring" else (c % shape.size, ANY)
     turn = c // len(slots)
     n = len(slots)
-    way_in = slots[(c + case // 3) % n]
-    way_out = slots[(c + case % 3) % n]
+    way_in, way_out = (slots[side] for side in sides)
     first = way_in.owners[turn % len(way_in.owners)]
     if layout == "tree":
         return first, ANY
@@ -208,7 +236,13 @@ def _ends(shape: IslandShape, slots: list[IslandSlot], c: int, case: int, layout
 
 
 def _striped(
-    c: int, n_channels: int, order: Ints, last: Ints, sides: list[tuple[IslandShape, list[IslandSlot]]], offsets: Ints
+    c: int,
+    n_channels: int,
+    order: Ints,
+    last: Ints,
+    sides: list[tuple[IslandShape, list[IslandSlot]]],
+    offsets: Ints,
+    turns: bool,
 ) -> list[Channel]:
     """Channel c, once per NIC of its slot; ``last`` : of each island, where its members end in ``order``."""
     slots = [own for _, own in sides]
@@ -219,7 +253,7 @@ def _striped(
     for stripe in range(width):
         rails = np.full(len(order), -1, dtype=np.int64)
         for shape, own in sides:
-            by_offset = [own[(c + off) % len(own)].rails for off in range(3)]
+            by_offset = [own[_slot_of(c, offset, len(own), turns)].rails for offset in range(3)]
             choice = np.array([r[stripe % len(r)] for r in by_offset], dtype=np.int64)
             rails[last[shape.rows]] = choice[offsets[shape.rows + 1]]
         first = slots[0][c % len(slots[0])].rails

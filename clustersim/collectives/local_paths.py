@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.cluster import routes as routing
+from clustersim.collectives.mesh_rings import closed_rings, zigzag
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.memo import kept_with_first
 from clustersim.core.topology import NVSWITCH, PATH_CLASSES, Topology
@@ -37,8 +38,34 @@ def local_paths(topology: Topology, gpus: Ints, ends: tuple[tuple[int, int], ...
     n = len(gpus)
     if n <= 3 or n > EXACT or _switched(topology, gpus):
         return [_rotation(n, first, last) for first, last in ends]
+    if is_full_mesh(topology, gpus):
+        if ends == ((0, CYCLE),) * len(closed_rings(n)):
+            return [np.array(ring, dtype=np.int64) for ring in closed_rings(n)]
+        partner = dict(ends)
+        if all(partner.get(last) == first for first, last in ends) and len(partner) == n:
+            return _changing_places(partner, [first for first, _ in ends])
     shortest = _searched(topology, tuple(gpus.tolist()), ends)
     return [np.array(path, dtype=np.int64) for path in shortest]
+
+
+def is_full_mesh(topology: Topology, gpus: Ints) -> bool:
+    """Whether an even number of GPUs, four at the least, are joined by xGMI, each pair as well as any other: machines of
+    which RCCL has the rings in a table (:mod:`clustersim.collectives.mesh_rings`)."""
+    n = len(gpus)
+    if n < 4 or n % 2:
+        return False
+    capacity, _ = _neighbours(topology, tuple(gpus.tolist()))
+    inside = np.isin(topology.link_src, gpus) & np.isin(topology.link_dst, gpus)
+    kinds = {topology.link_kinds[link] for link in np.flatnonzero(inside).tolist()}
+    return kinds == {"xgmi"} and bool(np.all(capacity[~np.eye(n, dtype=np.bool_)] == 1.0))
+
+
+def _changing_places(partner: dict[int, int], firsts: list[int]) -> list[Ints]:
+    """Zigzags of a full mesh from each first member to its partner: labels are such that partners are half way round."""
+    half = [member for member, other in sorted(partner.items()) if member < other]
+    members = np.array([*half, *(partner[member] for member in half)], dtype=np.int64)
+    label = {int(member): i for i, member in enumerate(members)}
+    return [members[list(zigzag(len(members), label[first]))] for first in firsts]
 
 
 def mesh_degree(topology: Topology, gpus: Ints) -> int:

@@ -17,9 +17,11 @@ PCIE_SHARE = 12 / 15.75
 """NCCL takes a gen3 x16 slot for 12 GB/s, and the others in proportion (nccl src/graph/topo.cc)."""
 
 SLOT_BY_GENERATION = {3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
+"""GB/s of an x16 slot by its PCIe generation: that of gen3, doubled each time."""
 
 XGMI_SHARE = 0.75
-"""Of an xGMI link's rate that RCCL counts on: 48 of 64 GB/s on MI300X. From memory of its topo.h, not checked."""
+"""Of an xGMI link's rate that is left for data: 48 of 64 GB/s on MI300X, as AMD says (rocm.blogs.amd.com, RCCL bandwidth
+and xGMI on MI300X) and RCCL counts on (its topo.h, which has 48 for MI350X too, whose links are faster)."""
 
 AMD_AS = 90
 """Row of the tables taken for AMD GPUs, for want of RCCL's own: Hopper's, their contemporaries."""

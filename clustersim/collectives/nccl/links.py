@@ -17,6 +17,7 @@ from clustersim.collectives.nccl.view import (
 )
 
 LOCAL_BANDWIDTH = 5000.0
+"""GB/s that NCCL takes a device's own memory for (nccl src/graph/topo.h)."""
 
 Vertex = tuple[str, int]
 """``("gpu", 0)``, ``("pci", 1)``, ``("cpu", 0)``, ``("nic", 0)`` (the card), ``("net", 0)`` (its port) and

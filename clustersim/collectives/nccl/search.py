@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from clustersim.collectives.mesh_rings import closed_rings, zigzag
 from clustersim.collectives.nccl.graph import (
     BALANCED_TREE,
     COLLNET_DIRECT,
@@ -60,12 +61,34 @@ def search_channels(algorithm: str, system: System) -> int:
 def _search_view(view: NodeView, sharp: bool) -> dict[str, ChannelGraph]:
     wires = wiring(view)
     ring = _ChannelSearch(wires, RING, 1, MAX_CHANNELS // 2).result()
+    ring = _tabled(wires, ring)
     tree = _ChannelSearch(wires, BALANCED_TREE, ring.n_channels, ring.n_channels).result()
     graphs = {"ring": ring, "tree": tree, "nvls": _ChannelSearch(wires, NVLS, 1, MAX_CHANNELS).result()}
     if sharp:
         graphs["collnet_chain"] = _ChannelSearch(wires, TREE, ring.n_channels, ring.n_channels).result()
         graphs["collnet_direct"] = _ChannelSearch(wires, COLLNET_DIRECT, 1, MAX_CHANNELS).result()
     return graphs
+
+
+def _tabled(wires: Wiring, found: ChannelGraph) -> ChannelGraph:
+    """RCCL's own rings where it has them in a table, with which it does not search: whole nodes of GPUs joined by xGMI,
+    each pair as well as any other. Others keep what the search ``found``."""
+    view, n = wires.view, wires.n_gpus
+    pairs = {count for i, row in enumerate(view.nvlinks) for j, count in enumerate(row) if i != j}
+    full = view.link_rate > 0 and n >= 4 and n % 2 == 0 and len(pairs) == 1
+    if not full or 0 < len(view.nics) < n:
+        return found
+    rate = view.link_rate * pairs.pop()
+    if not view.nics:
+        rings = closed_rings(n)
+        return replace(found, n_channels=len(rings), bw_intra=rate / 2, bw_inter=rate / 2, orders=rings)
+    to_nic = min(rate, *(nic.bandwidth for nic in view.nics))
+    near = min(wires.between(("gpu", g), ("net", nic)).kind for g in range(n) for nic in range(len(view.nics)))
+    orders = tuple(zigzag(n, first) for first in range(n))
+    nets = tuple((first, (first + n // 2) % n) for first in range(n))
+    return replace(
+        found, n_channels=n, bw_intra=rate, bw_inter=to_nic, type_inter=near, orders=orders, nets=nets, cross_nic=2
+    )
 
 
 def _merged(nodes: list[dict[str, ChannelGraph]]) -> dict[str, ChannelGraph]:
