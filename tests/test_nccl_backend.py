@@ -181,6 +181,14 @@ def test_the_nvls_law_gives_what_four_six_and_eight_gpus_share() -> None:
     assert rates == pytest.approx([rates[0]] * 3, rel=1e-9)
 
 
+@pytest.mark.parametrize(("name", "nodes", "busbw"), [("hgx-b200", 1, 835e9), ("gb200-nvl72", 2, 840e9)])
+def test_nvls_of_eight_blackwells_is_as_two_clouds_published_it(name: str, nodes: int, busbw: float) -> None:
+    on = group(name, nodes)
+    nbytes = 8.0 * 2**30
+    assert on.size == 8
+    assert 1.75 * nbytes / seconds(Request("all_reduce", nbytes), on) == pytest.approx(busbw, rel=0.02)
+
+
 @pytest.mark.parametrize(("sm", "age"), [(0, "amd"), (37, "pascal"), (60, "pascal"), (75, "volta"), (86, "ampere")])
 def test_every_generation_has_its_constants(sm: int, age: str) -> None:
     costs = CommunicationCosts()
