@@ -218,14 +218,11 @@ def _paths(
     return paths
 
 
-def _ends(
-    shape: IslandShape, slots: list[IslandSlot], sides: tuple[int, ...], c: int, layout: str
-) -> tuple[int, int]:
+def _ends(shape: IslandShape, slots: list[IslandSlot], sides: tuple[int, ...], c: int, layout: str) -> tuple[int, int]:
     """First and last member of channel c's path through an island, which it enters and leaves by these slots."""
     if not slots:  # one island: rings close inside it, and chains take turns at the head
         return (0, CYCLE) if layout == "ring" else (c % shape.size, ANY)
     turn = c // len(slots)
-    n = len(slots)
     way_in, way_out = (slots[side] for side in sides)
     first = way_in.owners[turn % len(way_in.owners)]
     if layout == "tree":

@@ -49,8 +49,8 @@ def local_paths(topology: Topology, gpus: Ints, ends: tuple[tuple[int, int], ...
 
 
 def is_full_mesh(topology: Topology, gpus: Ints) -> bool:
-    """Whether an even number of GPUs, four at the least, are joined by xGMI, each pair as well as any other: machines of
-    which RCCL has the rings in a table (:mod:`clustersim.collectives.mesh_rings`)."""
+    """Whether an even number of GPUs, four at the least, are joined by xGMI, each pair as well as any other: those
+    of which RCCL has the rings in a table (:mod:`clustersim.collectives.mesh_rings`)."""
     n = len(gpus)
     if n < 4 or n % 2:
         return False
@@ -61,7 +61,7 @@ def is_full_mesh(topology: Topology, gpus: Ints) -> bool:
 
 
 def _changing_places(partner: dict[int, int], firsts: list[int]) -> list[Ints]:
-    """Zigzags of a full mesh from each first member to its partner: labels are such that partners are half way round."""
+    """Zigzags of a full mesh from each first member to its partner: by label, partners are half way round."""
     half = [member for member, other in sorted(partner.items()) if member < other]
     members = np.array([*half, *(partner[member] for member in half)], dtype=np.int64)
     label = {int(member): i for i, member in enumerate(members)}

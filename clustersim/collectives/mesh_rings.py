@@ -1,9 +1,9 @@
-"""Rings that load every link of a full mesh alike, as RCCL's tables have them for AMD's machines.
+"""Rings that RCCL has in tables for AMD's machines: of a full mesh, those that load every link alike.
 
 RCCL does not search for the rings of a machine that it knows: its models of eight GPUs with a link to each other
 (rccl src/graph/rome_models.cc, models 79 and 81) list 14 rings on one node, which cross every link twice each way, and
-on several nodes eight, each entering at one GPU's NIC and leaving at another's, which cross every link once. Both follow
-from the zigzag 0, 1, -1, 2, -2, ... by which Walecki splits a complete graph (Alspach, The wonderful Walecki
+on several nodes eight, each entering at one GPU's NIC and leaving at another's, which cross every link once. Both
+follow from the zigzag 0, 1, -1, 2, -2, ... by which Walecki splits a complete graph (Alspach, The wonderful Walecki
 construction, 2008).
 """
 
@@ -12,6 +12,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 Order = tuple[int, ...]
+
+EIGHT_DIES: tuple[Order, ...] = (
+    (0, 1, 3, 2, 4, 5, 7, 6),
+    (0, 6, 7, 5, 4, 2, 3, 1),
+    (0, 1, 5, 4, 6, 7, 3, 2),
+    (0, 2, 3, 7, 6, 4, 5, 1),
+)
+"""RCCL's rings of four MI250X, of two dies each (model 52): two orders, each both ways."""
 
 
 def zigzag(n: int, first: int) -> Order:

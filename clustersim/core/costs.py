@@ -109,9 +109,8 @@ class CommunicationCosts:
     simple_ends: float = 2.0
     own_copy: float = 0.382  # of a peer's bytes: an all_to_all copies its own part, which crosses no link
     tree_share: float = 0.807
-    # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
-    # No row of the tables has NVLS inside a node of Blackwells: theirs is what two clouds' published logs of eight of them
-    # come to, 835 GB/s of busbw (B200, OCI) and 840 (GB200, two trays) at 8 GiB.
+    # Of NVLink's line rate through a switch that reduces. No row of the tables has it in a node of Blackwells: theirs
+    # is what two clouds' published logs of eight come to, 835 GB/s of busbw (B200) and 840 (GB200, two trays) at 8 GiB.
     nvls_share: Mapping[str, float] = _table(hopper=0.683, blackwell=0.604)
     nvls_tree_share: float = 0.921
     # Of a NIC's line rate that streams reach which the network's switches add up: published all_reduces with SHARP are

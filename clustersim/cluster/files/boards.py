@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
 
 import numpy as np
 
@@ -63,13 +62,6 @@ class Board:
     pairs: tuple[tuple[int, int, float], ...] = ()
 
 
-UNSHIPPED = {"MI300A": (4, "xgmi", 128.0)}
-"""GPUs of a node that all have one another, and GB/s of a pair, of boards that no shipped machine has.
-
-MI300A: two x16 Infinity Fabric links of 64 GB/s a direction join each two of four (AMD CDNA 3 white paper).
-"""
-
-
 def board(device: str, gpus: int) -> Board | None:
     """What joins so many GPUs; None where no shipped machine tells.
 
@@ -80,11 +72,7 @@ def board(device: str, gpus: int) -> Board | None:
         joined = _joined(machine, gpus)
         if joined is not None:
             return joined
-    count, kind, rate = UNSHIPPED.get(device, (0, "", 0.0))
-    if not 1 < gpus <= count:
-        return None
-    pairs = tuple((*pair, rate) for pair in combinations(range(gpus), 2))
-    return Board(f"{count} {device} joined all to all", kind, 0.0, pairs)
+    return None
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ SLOT_BY_GENERATION = {3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
 """GB/s of an x16 slot by its PCIe generation: that of gen3, doubled each time."""
 
 XGMI_SHARE = 0.75
-"""Of an xGMI link's rate that is left for data: 48 of 64 GB/s on MI300X, as AMD says (rocm.blogs.amd.com, RCCL bandwidth
-and xGMI on MI300X) and RCCL counts on (its topo.h, which has 48 for MI350X too, whose links are faster)."""
+"""Of an xGMI link's rate that is left for data: 48 of 64 GB/s on MI300X, as AMD says (rocm.blogs.amd.com, RCCL
+bandwidth and xGMI on MI300X) and RCCL counts on (its topo.h, which has 48 for MI350X too, whose links are faster)."""
 
 AMD_AS = 90
 """Row of the tables taken for AMD GPUs, for want of RCCL's own: Hopper's, their contemporaries."""
@@ -172,7 +172,13 @@ class _TopologyReader:
         count = len(self.gpus)
         pairs = [[0.0] * count for _ in range(count)]
         to_switch = []
-        rate = 0.0
+        xgmi = {
+            float(topology.reported_bandwidth[link])
+            for gpu in self.gpus
+            for link in self.out.get(gpu, ())
+            if topology.link_kinds[link] == "xgmi"
+        }
+        link_rate = min(xgmi, default=nvlink_line_rate(self.sm) * 1e9)  # of xGMI, pairs have so many of the thinnest
         for i, gpu in enumerate(self.gpus):
             up = 0.0
             for link in self.out.get(gpu, ()):
@@ -180,16 +186,13 @@ class _TopologyReader:
                     continue
                 end = int(topology.link_dst[link])
                 speed = float(topology.reported_bandwidth[link])
-                if topology.link_kinds[link] == "xgmi":
-                    rate = XGMI_SHARE * speed * 1e-9
-                    speed = nvlink_line_rate(self.sm) * 1e9
                 if topology.vertex_kinds[end] == NVSWITCH:
                     up += speed
                 elif end in self.gpus:
                     pairs[i][self.gpus.index(end)] += speed
             to_switch.append(up)
-        link_rate = nvlink_line_rate(self.sm) * 1e9
         matrix = tuple(tuple(round(speed / link_rate) for speed in row) for row in pairs)
+        rate = XGMI_SHARE * link_rate * 1e-9 if xgmi else 0.0
         return matrix if any(map(any, matrix)) else (), round(min(to_switch) / link_rate), rate
 
     def _coherent(self) -> float:

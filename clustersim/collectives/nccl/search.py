@@ -8,11 +8,12 @@ knows a machine: the result follows from the :class:`~clustersim.collectives.ncc
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 
 from msgspec.structs import replace
 
-from clustersim.collectives.mesh_rings import closed_rings, zigzag
+from clustersim.collectives.mesh_rings import EIGHT_DIES, closed_rings, zigzag
 from clustersim.collectives.nccl.graph import (
     BALANCED_TREE,
     COLLNET_DIRECT,
@@ -71,17 +72,22 @@ def _search_view(view: NodeView, sharp: bool) -> dict[str, ChannelGraph]:
 
 
 def _tabled(wires: Wiring, found: ChannelGraph) -> ChannelGraph:
-    """RCCL's own rings where it has them in a table, with which it does not search: whole nodes of GPUs joined by xGMI,
-    each pair as well as any other. Others keep what the search ``found``."""
+    """RCCL's own rings where it has them in a table, with which it does not search: on one node those of GPUs joined by
+    xGMI each to each, and of four MI250X; on several those of the former, with a NIC for each GPU. Others keep what the
+    search ``found``."""
     view, n = wires.view, wires.n_gpus
-    pairs = {count for i, row in enumerate(view.nvlinks) for j, count in enumerate(row) if i != j}
-    full = view.link_rate > 0 and n >= 4 and n % 2 == 0 and len(pairs) == 1
-    if not full or 0 < len(view.nics) < n:
+    pairs = {(a, b): count for a, row in enumerate(view.nvlinks) for b, count in enumerate(row) if a != b}
+    if view.link_rate <= 0 or n < 4 or n % 2:
         return found
-    rate = view.link_rate * pairs.pop()
+    full = len(set(pairs.values())) == 1
     if not view.nics:
-        rings = closed_rings(n)
-        return replace(found, n_channels=len(rings), bw_intra=rate / 2, bw_inter=rate / 2, orders=rings)
+        rings = closed_rings(n) if full else EIGHT_DIES if n == 8 else ()
+        crossed = Counter(pair for ring in rings for pair in zip(ring, ring[1:] + ring[:1], strict=True))
+        rate = view.link_rate * min((pairs[pair] / times for pair, times in crossed.items()), default=0.0)
+        return replace(found, n_channels=len(rings), bw_intra=rate, bw_inter=rate, orders=rings) if rate else found
+    if not full or len(view.nics) < n:
+        return found
+    rate = view.link_rate * pairs[0, 1]
     to_nic = min(rate, *(nic.bandwidth for nic in view.nics))
     near = min(wires.between(("gpu", g), ("net", nic)).kind for g in range(n) for nic in range(len(view.nics)))
     orders = tuple(zigzag(n, first) for first in range(n))

@@ -20,8 +20,8 @@ NVLINK_LINE_RATE = ((100, 50.0), (87, 25.0), (86, 14.0625), (70, 25.0), (0, 20.0
 SOCKET_BANDWIDTH = {"amd": 16.0, "arm": 6.0, "power": 32.0}
 INTEL_SOCKET_BANDWIDTH = {"emr": 40.0, "gnr": 40.0, "spr": 22.0, "skl": 10.0, "clx": 10.0, "icx": 10.0, "bdw": 6.0}
 INTEL_P2P_OVERHEAD = 6 / 5
-"""GB/s of an NVLink by compute capability and above, as NCCL counts and as it signals; of a CPU's own link by vendor and
-Intel model; and how much longer peer-to-peer takes through an Intel CPU (nccl src/graph/topo.h)."""
+"""GB/s of an NVLink by compute capability and above, as NCCL counts and as it signals; of a CPU's own link by vendor
+and Intel model; and how much longer peer-to-peer takes through an Intel CPU (nccl src/graph/topo.h)."""
 
 
 class PcieSlot(msgspec.Struct, frozen=True):
