@@ -52,7 +52,8 @@ def is_full_mesh(topology: Topology, gpus: Ints) -> bool:
     """Whether an even number of GPUs, four at the least, are joined by xGMI, each pair as well as any other: those
     of which RCCL has the rings in a table (:mod:`clustersim.collectives.mesh_rings`)."""
     n = len(gpus)
-    if n < 4 or n % 2:
+    by_nvidia = topology.node_types[int(topology.vertex_node[gpus[0]])].gpu.sm > 0
+    if n < 4 or n % 2 or by_nvidia:
         return False
     capacity, _ = _neighbours(topology, tuple(gpus.tolist()))
     inside = np.isin(topology.link_src, gpus) & np.isin(topology.link_dst, gpus)
