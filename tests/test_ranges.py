@@ -22,6 +22,7 @@ from clustersim.calibrate.score import SkippedRow, covered, predicted, scored, w
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.core import ranges
+from clustersim.core.texts import data_table
 from clustersim.scenario import load
 from clustersim.scenario.result.trust import THIN, THIN_KINDS, block_flops, kind_in, trust
 from clustersim.scenario.run.parts import model_of
@@ -140,6 +141,17 @@ def test_ranges_of_collectives_hold_of_operators_left_out_in_every_class():
     for name, (half, most) in shares.items():
         assert 0.45 <= half <= 0.65, name
         assert 0.85 <= most <= 0.955, name
+
+
+def test_how_far_logs_are_off_is_what_the_table_of_the_readme_says():
+    table = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+    for size, far in data_table("ranges")["collectives"]["logs"].items():
+        cells = next(line for line in table.splitlines() if line.startswith(f"| collectives, {size} |")).split("|")
+        p50, p90 = [float(text.strip(" ()")) for text in cells[4].split("%")]
+        assert int(cells[3]) == far["logs"]
+        assert p50 == pytest.approx(100 * far["p50"], abs=0.06)
+        assert p90 == pytest.approx(100 * far["p90"], abs=0.6)
+        assert ranges.log_words(size).endswith(f"nine in ten within {far['p90']:.0%}")
 
 
 def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_so():

@@ -38,8 +38,7 @@ from clustersim.calibrate.score import (
 )
 from clustersim.calibrate.validate_nccl import DIMENSIONS, measured, publisher
 from clustersim.collectives.costs import costs_of_kind
-from clustersim.collectives.fitted import few_numbers
-from clustersim.collectives.fitted.trusted import improbable
+from clustersim.collectives.fitted.trusted import trusted_machine
 from clustersim.collectives.nccl_backend import choice, seconds
 from clustersim.core.arrays import Bools
 from clustersim.core.costs import CommunicationCosts
@@ -202,10 +201,7 @@ def _three(pairs: list[Pair], kind: Callable[[MeasuredCollective], Communication
     """Each log with three of its own numbers, which are not predicted."""
     for log in _logs(pairs):
         numbers = _numbers(log)
-        base = kind(numbers[0])
-        apart = improbable([n.choice for n in numbers], [n.seconds for n in numbers], base, ())
-        used = [n for i, n in enumerate(numbers) if i not in apart]
-        machine = few_numbers([n.choice for n in used], [n.seconds for n in used], base)
+        machine, _ = trusted_machine([n.choice for n in numbers], [n.seconds for n in numbers], kind(numbers[0]), {})
         yield from (_result(pair, seconds(pair[1].choice, machine.costs)) for pair in log if pair[1] not in numbers)
 
 

@@ -123,6 +123,13 @@ def _widened(entry: Table, size: str, of_kind: tuple[str, ...], closeness: str) 
     return replace(usual, p50=usual.p50 * p50, p90=usual.p90 * p90)
 
 
+def log_words(size: str) -> str:
+    """How far published logs are from what is expected of machines that nobody tuned for, their publisher left out, in
+    a class of sizes."""
+    far = data_table("ranges")["collectives"]["logs"][size]
+    return f"Half of published logs are within {far['p50']:.0%}, nine in ten within {far['p90']:.0%}"
+
+
 def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:
     """Of the time of a training step.
 

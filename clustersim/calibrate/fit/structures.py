@@ -21,14 +21,14 @@ from clustersim.cluster import files as fabrics
 from clustersim.cluster.files import Change
 from clustersim.cluster.routes import router
 from clustersim.core.arrays import Floats
-from clustersim.core.ranges import size_class
+from clustersim.core.ranges import log_words, size_class
 from clustersim.core.tomls import toml_value
 from clustersim.core.topology import NIC, Topology
 from clustersim.core.units import format_bandwidth
 
 NOTABLE = 0.1
 """Median error of a size class from which something is the matter: of sizes above 32 MiB on machines that nobody tuned
-for, half of the published tables are within 5 % (clustersim validate all)."""
+for, half of the published tables are within 5 % (:func:`clustersim.core.ranges.log_words`)."""
 UNUSUAL = 0.2
 """The same of smaller sizes, where no structure explains it: half of the published tables are within 11 % there."""
 GAIN = 0.5
@@ -47,9 +47,6 @@ ROUNDS = 8
 LARGE = size_class(math.inf)
 SMALL = size_class(0.0)
 """The class that says nothing of structure: its times are the host's."""
-PUBLISHED = "Half of published logs are within 11%, nine in ten within 30%"
-LARGE_PUBLISHED = "Half of published logs are within 4%, nine in ten within 18%"
-"""Of machines that nobody tuned for (clustersim validate all, publisher left out)."""
 TRIED = "NVLS off, rings alone; between nodes fewer, slower and faster NICs, and no GPUDirect"
 
 
@@ -199,12 +196,12 @@ def unexplained(classes: Sequence[str], measured: Floats, expected: Floats) -> I
     of_row = np.array(classes)
     for name in dict.fromkeys(classes):
         ratios = (measured / expected)[of_row == name]
-        usual, published = (NOTABLE, LARGE_PUBLISHED) if name == LARGE else (UNUSUAL, PUBLISHED)
+        usual = NOTABLE if name == LARGE else UNUSUAL
         error = float(np.median(np.abs(1.0 / ratios - 1.0)))
         if name != SMALL and error >= usual:
             yield (
                 f"{name}: off by {error:.0%} in the median, measured times are {np.median(ratios):.2f} times those "
-                f"expected, and nothing that was tried explains it ({TRIED}). {published} of what is "
+                f"expected, and nothing that was tried explains it ({TRIED}). {log_words(name)} of what is "
                 "expected: the machine may be another or busy, or the prediction wrong"
             )
 

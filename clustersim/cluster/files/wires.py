@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from clustersim.core import errors
 
-_SWITCH = ("0x068000", "0x0680")
+_NVSWITCH = ("0x068000", "0x0680")
 _CPU = "0x068001"
 """Classes of what is at a link's other end: an NVSwitch, the bridge of a POWER9 (nccl src/graph/topo.cc)."""
 TRAY = "NVLink ends at this tray, as the file has it; in an NVL72 rack it joins the trays too"
@@ -51,7 +51,7 @@ def wired(gpus: Mapping[str, tuple[str, ET.Element]], number: Callable[[ET.Eleme
             elif target in gpus:  # told by both ends
                 a, b = sorted((name, gpus[target][0]))
                 found.pairs[a, b] = max(found.pairs[a, b], count)
-            elif kind in _SWITCH:
+            elif kind in _NVSWITCH:
                 found.switched.append((name, target, count))
             elif kind == _CPU:
                 found.hosted.append((name, count))

@@ -13,8 +13,8 @@ import msgspec
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request, bus_factor
 from clustersim.collectives.costs import costs_of
-from clustersim.collectives.fitted.machine import FewNumbers, few_numbers
-from clustersim.collectives.fitted.trusted import disordered, impossible, improbable
+from clustersim.collectives.fitted.machine import FewNumbers
+from clustersim.collectives.fitted.trusted import disordered, impossible, trusted_machine
 from clustersim.collectives.nccl_backend import NcclChoice, choice, seconds
 from clustersim.core.calibrated import Calibration, MeasuredNumber, Provenance
 from clustersim.core.device import Device
@@ -110,9 +110,7 @@ def informed(
     before = [seconds(chosen, kind) for chosen in choices]
     apart = impossible(numbers, choices, times, before)
     apart |= disordered(numbers, times, before, apart)
-    apart |= improbable(choices, times, kind, apart)
-    used = [i for i in range(len(numbers)) if i not in apart]
-    machine = few_numbers([choices[i] for i in used], [times[i] for i in used], kind)
+    machine, apart = trusted_machine(choices, times, kind, apart)
     after = [seconds(chosen, machine.costs) for chosen in choices]
     return MeasuredMachine(numbers, tuple(times), tuple(before), tuple(after), machine, apart)
 

@@ -7,14 +7,14 @@ bytes took longer, or where it is likelier to be a slip than what the others and
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
 
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of_kind
-from clustersim.collectives.fitted.machine import expected_times
+from clustersim.collectives.fitted.machine import FewNumbers, expected_times, few_numbers
 from clustersim.collectives.nccl_backend import NcclChoice, seconds
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.calibrated import MeasuredNumber
@@ -110,6 +110,16 @@ def improbable(
         beyond = _beyond(k, off, spread, used)
         apart[left[k]] = _reason(times[left[k]], beyond, bool(len(used)))
     return apart
+
+
+def trusted_machine(
+    choices: Sequence[NcclChoice], times: Sequence[float], kind: CommunicationCosts, refused: Mapping[int, str]
+) -> tuple[FewNumbers, dict[int, str]]:
+    """The machine of those numbers that can be believed; and of all others by index, those ``refused`` before among
+    them, the reasons."""
+    apart = {**refused, **improbable(choices, times, kind, refused)}
+    used = [i for i in range(len(times)) if i not in apart]
+    return few_numbers([choices[i] for i in used], [times[i] for i in used], kind), apart
 
 
 def _likeliest_slips(off: Floats, covariance: Floats) -> frozenset[int]:
