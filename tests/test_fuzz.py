@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustersim import scenario
-from clustersim.core.outputs import json_text
+from clustersim.core.paths import json_text
 
 KINDS = fuzz.kinds()
 

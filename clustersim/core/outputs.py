@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from clustersim.core.errors import ClusterSimError
-from clustersim.core.paths import plain
+from clustersim.core.paths import json_text
 
 MANIFEST = "clustersim.json"
 """In every folder of outputs: its kind, its name in words, and a digest of what decides it."""
@@ -71,11 +71,6 @@ def draw_all(pictures: Mapping[str, Picture], path_of: Callable[[str], Path]) ->
     """Draw pictures by name."""
     for name, draw in pictures.items():
         draw(path_of(name))
-
-
-def json_text(value: Any) -> bytes:
-    """Indented JSON of plain values and numpy, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(plain(value)), indent=2) + b"\n"
 
 
 @contextmanager

@@ -53,3 +53,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def json_text(value: Any) -> bytes:
+    """Indented JSON of plain values and numpy, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(plain(value)), indent=2) + b"\n"

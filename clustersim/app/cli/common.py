@@ -15,7 +15,7 @@ import click
 
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.limits import MOST_RANKS, counted
-from clustersim.core.outputs import json_text
+from clustersim.core.paths import json_text
 from clustersim.core.texts import short, shown
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from clustersim.app.cli.common import (
     working,
 )
 from clustersim.core.errors import ClusterSimError
-from clustersim.core.outputs import Folder, json_text
+from clustersim.core.outputs import Folder
+from clustersim.core.paths import json_text
 from clustersim.core.units import format_bytes, format_time
 
 if TYPE_CHECKING:

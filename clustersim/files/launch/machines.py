@@ -11,7 +11,7 @@ from clustersim.cluster.routes import router
 from clustersim.core.errors import TopologyError
 from clustersim.core.limits import counted
 from clustersim.core.mesh import Mesh
-from clustersim.core.outputs import json_text
+from clustersim.core.paths import json_text
 from clustersim.core.topology import CPU, GPU, NIC, Topology
 
 MOST_ROUTES = 200_000

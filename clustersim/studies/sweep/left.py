@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.outputs import json_text, output_folder, together
-from clustersim.core.paths import plain
+from clustersim.core.outputs import output_folder, together
+from clustersim.core.paths import json_text, plain
 from clustersim.scenario.file.reading import Changes, override
 from clustersim.scenario.run.identity import Fingerprints, Identity, identity, version
 from clustersim.studies.sweep.row import Failure, failure
