@@ -81,7 +81,7 @@ def test_no_public_name_hides_a_submodule():
     assert not modules & set(clustersim._HOME)
 
 
-@pytest.mark.parametrize("package", ["clustersim.model", "clustersim.model.seconds"])
+@pytest.mark.parametrize("package", ["clustersim.collectives", "clustersim.model", "clustersim.model.seconds"])
 def test_a_package_gives_every_name_that_it_looks_up_and_hides_no_module_by_one(package):
     module = importlib.import_module(package)
     for name in module.__all__:
@@ -89,6 +89,12 @@ def test_a_package_gives_every_name_that_it_looks_up_and_hides_no_module_by_one(
         assert not (Path(module.__file__).parent / f"{name}.py").exists()
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = module.nonsense
+
+
+def test_checking_a_machine_loads_no_library_of_hosts():
+    loaded = modules_of("check", "hgx-h100", "--nodes", "2", "--json")
+    assert "clustersim.collectives.nccl.search" in loaded
+    assert not loaded & {"clustersim.collectives.gloo", "clustersim.collectives.mpi"}
 
 
 def test_what_a_kernel_takes_loads_no_model():
@@ -163,7 +169,7 @@ def test_no_module_takes_a_name_from_a_package_that_looks_it_up():
     files = house.sources()
     modules = {source.name for source in files}
     looking = {source.name for source in files if source.path.name == "__init__.py" and "looked_up(" in source.text}
-    assert {"clustersim.model", "clustersim.model.seconds"} <= looking
+    assert {"clustersim.collectives", "clustersim.model", "clustersim.model.seconds"} <= looking
     hidden = []
     for source in files:
         skipped = house.for_types(source.tree)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from clustersim import collectives
 from clustersim.calibrate.captured import Capture, asked, fastest, least, machine_for, read_capture
 from clustersim.calibrate.score import Dimension, Score, evaluate, score
 from clustersim.calibrate.validate_nccl import nccl_version, usual_version
 from clustersim.cluster import files as fabrics
+from clustersim.collectives import backends
 from clustersim.collectives.base import Group, Request
 from clustersim.core.errors import ScenarioError
 from clustersim.core.ranges import size_class
@@ -128,7 +128,7 @@ def _predict(row: Table, capture: Capture, machine: Topology, played: _CapturedS
     mesh = fabrics.mesh(machine, row["nodes"], row["ranks"] // row["nodes"])
     group = Group(machine, mesh.gpus, nccl_version=nccl_version(row["version"]) or usual_version(machine))
     request = Request(row["kind"], row["nbytes"], algorithm=row["algorithm"], protocol=row["protocol"])
-    plan = collectives.plan(request, group, backend=capture.backend)
+    plan = backends.plan(request, group, backend=capture.backend)
     return float(row["seconds"]), plan.time(machine.link_bandwidth)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from clustersim import collectives
 from clustersim.calibrate.nccl_tables import measured_rows
 from clustersim.calibrate.score import (
     Dimension,
@@ -28,6 +27,7 @@ from clustersim.calibrate.score import (
 )
 from clustersim.cluster import files as fabrics
 from clustersim.cluster.routes import router
+from clustersim.collectives import backends
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.nccl_backend import choice
@@ -196,7 +196,7 @@ def _as_it_ran(request: Request, group: Group) -> Request:
 
 def _predict(row: dict[str, str]) -> tuple[float, float]:
     seconds, request, group = measured(row)
-    plan = collectives.plan(request, group, backend="nccl")
+    plan = backends.plan(request, group, backend="nccl")
     predicted = plan.time(group.topology.link_bandwidth)
     if not np.isfinite(predicted) or predicted <= 0:
         raise ValueError(f"the model gives {predicted} s, which is no time")

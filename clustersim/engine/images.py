@@ -53,7 +53,7 @@ class GroupImages:
 
     def edges(self, request: Request, group: Group, plan: Plan) -> Ints:
         """(E, 3) int: sender, receiver and rail of all that crosses the network in a plan, where it is told."""
-        from clustersim.collectives import ALGORITHMS
+        from clustersim.collectives.registry import ALGORITHMS
 
         home = self.routes.islands.of[group.gpus]
         edges = np.array([[0, 1, -1]] if request.kind == "send" else np.zeros((0, 3)), dtype=np.int64)

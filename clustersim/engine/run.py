@@ -328,9 +328,9 @@ def _note(sites: tuple[Site, ...], clocked: set[int], begin: Floats, end: Floats
 
 
 def _backend_planner(backend: str) -> Planner:
-    from clustersim import collectives  # its tables are not needed where a planner is given
+    from clustersim.collectives import backends  # its tables are not needed where a planner is given
 
-    return lambda request, group: collectives.plan(request, group, backend=backend)
+    return lambda request, group: backends.plan(request, group, backend=backend)
 
 
 SHOWN = 4

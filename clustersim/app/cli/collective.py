@@ -137,7 +137,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     gather, all_to_all, send (rank 0 to 1), sendrecv (every rank to the next) or barrier."""
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import fitted as fitting
-    from clustersim.collectives import usual_backend
+    from clustersim.collectives.backends import usual_backend
 
     settings = CollectiveOptions(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
     name = KINDS.get(kind.removesuffix("_perf"))
@@ -181,7 +181,7 @@ def sizes(settings: CollectiveOptions) -> Iterator[int]:
 
 
 def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: CollectiveOptions) -> CollectiveRow:
-    from clustersim import collectives
+    from clustersim.collectives import backends
     from clustersim.collectives.base import Group, Request
     from clustersim.collectives.nccl_why import why
     from clustersim.core.program import DTYPE_BYTES
@@ -197,7 +197,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
         protocol=settings.protocol,
     )
     group = Group(topology, mesh.gpus, settings.launch, settings.nccl_version)
-    plan = collectives.plan(request, group, backend=settings.backend or "nccl", n_channels=settings.channels)
+    plan = backends.plan(request, group, backend=settings.backend or "nccl", n_channels=settings.channels)
     seconds = plan.time(topology.link_bandwidth)
     if settings.fidelity == "chunk":
         seconds = _chunked(request, group, mesh, settings)
@@ -251,7 +251,8 @@ def _at_other_rates(
 
 def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOptions) -> float:
     """Seconds when every step of the algorithm is played by itself."""
-    from clustersim import collectives, engine
+    from clustersim import engine
+    from clustersim.collectives import backends
     from clustersim.core.program import Collective, Program, Role
 
     if request.kind in {"send", "sendrecv"}:
@@ -272,7 +273,7 @@ def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOpt
         Program(mesh.world_size, (Role("worker", ranks[0], (op,)),)),
         group.topology,
         mesh,
-        planner=lambda wanted, on: collectives.plan(wanted, on, settings.backend or "nccl", settings.channels),
+        planner=lambda wanted, on: backends.plan(wanted, on, settings.backend or "nccl", settings.channels),
         fidelity="chunk",
         launch=group.launch,
         nccl_version=group.nccl_version,

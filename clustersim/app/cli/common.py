@@ -28,7 +28,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 PATH = click.Path(path_type=Path)
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 BACKEND = click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"])
-"""Keys of :data:`clustersim.collectives.BACKENDS`, which this file does not load."""
+"""Keys of :data:`clustersim.collectives.backends.BACKENDS`, which this file does not load."""
 set_option: Decorator = click.option(
     "--set",
     "changes",

@@ -174,7 +174,7 @@ SCALES = {"dp": "64", "gpu": "H100-SXM5-80GB", "bucket": "100MiB", "dtype": "bf1
 
 def _backend(measured: Timeline, machine: tuple[Topology, Mesh] | None) -> str:
     """The trace's own, or what is usual on the machine. Raises :class:`ClusterSimError` for one that is not played."""
-    from clustersim.collectives import BACKENDS, usual_backend
+    from clustersim.collectives.backends import BACKENDS, usual_backend
     from clustersim.files.traces import backend_of
 
     if machine is None:
@@ -296,7 +296,7 @@ def _play_chakra(
     """Play the program on ``nodes`` machines (None: as many as its ranks fill), print its times, save it in ``out``."""
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import fitted as fitting
-    from clustersim.collectives import usual_backend
+    from clustersim.collectives.backends import usual_backend
     from clustersim.engine import simulate
     from clustersim.files.launch import chakra_reading
     from clustersim.files.traces.saved import save_run

@@ -121,8 +121,9 @@ def swap_run(nbytes: float = 64 * 2**20, topology: str = "hgx-h100", nodes: int 
 
 
 def _played(kind: str, algorithm: str, nbytes: float, topology: str, nodes: int, gpus: int) -> Film:
-    from clustersim import collectives, engine
+    from clustersim import engine
     from clustersim.cluster import files as fabrics
+    from clustersim.collectives import backends
     from clustersim.collectives.base import Group, Request
     from clustersim.core.program import Collective, Program, Role
     from clustersim.engine.chunk import schedule_of
@@ -131,7 +132,7 @@ def _played(kind: str, algorithm: str, nbytes: float, topology: str, nodes: int,
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus)
     request = Request(kind, nbytes, algorithm=algorithm)
     group = Group(machine, mesh.gpus)
-    plan = collectives.plan(request, group, backend="ideal", n_channels=1)
+    plan = backends.plan(request, group, backend="ideal", n_channels=1)
     ranks = mesh.world_group()
     op = Collective(kind, kind, nbytes, ranks, algorithm=algorithm)
     program = Program(mesh.world_size, (Role("worker", ranks[0], (op,)),))

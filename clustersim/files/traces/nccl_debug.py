@@ -104,8 +104,8 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
 
     Raises :class:`TraceError` where the log does not say how many ranks there are on how many nodes.
     """
-    from clustersim import collectives  # most who read a log do not need them
-    from clustersim.collectives.base import Group
+    from clustersim.collectives import backends  # most who read a log do not need them
+    from clustersim.collectives.base import Group, Request
 
     ranks = log.ranks
     nodes = log.nodes or topology.n_nodes
@@ -125,7 +125,7 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
     for row in log.choices:
         if row.kind not in COLLECTIVES or not row.nbytes:
             continue
-        plan = collectives.plan(collectives.Request(row.kind, float(row.nbytes)), group)
+        plan = backends.plan(Request(row.kind, float(row.nbytes)), group)
         same = (row.algorithm, row.protocol) == (plan.algorithm, plan.protocol)
         alike += same
         ours = SimulatedChoice(plan.algorithm, plan.protocol, plan.n_channels)
@@ -146,7 +146,8 @@ LARGE = float(1 << 30)
 
 def _on_machine(told: NcclLog, topology: Topology, group: Group) -> Iterator[Cause]:
     """What the log shows to be slower than on the machine that is named."""
-    from clustersim import collectives
+    from clustersim.collectives import backends
+    from clustersim.collectives.base import Request
 
     kinds = {cause.kind for cause in told.causes}
     joined_by = {"nvlink", "xgmi"} & set(topology.link_kinds)
@@ -163,7 +164,7 @@ def _on_machine(told: NcclLog, topology: Topology, group: Group) -> Iterator[Cau
             text = f"{host} uses {len(used)} of the {there} NICs that a node of {topology.name} has"
             yield Cause("few_nics", f"{text}: {few(used, SHOWN)}", why)
             break
-    usual = collectives.plan(collectives.Request("all_reduce", LARGE), group).n_channels
+    usual = backends.plan(Request("all_reduce", LARGE), group).n_channels
     channels = told.channels.get("coll", 0)
     if 0 < channels < usual:
         text = f"collectives have {channels} channels, and up to {usual} on {topology.name}"

@@ -279,7 +279,7 @@ def cores_of(topology: Topology, mesh: Mesh) -> float:
 
 def backend_of(scenario: Scenario, topology: Topology, mesh: Mesh) -> str:
     """Who plans the collectives: what the scenario says, or who usually does."""
-    from clustersim.collectives import usual_backend
+    from clustersim.collectives.backends import usual_backend
 
     run = scenario.file.run
     if run.opal_cuda_support:

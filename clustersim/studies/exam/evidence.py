@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from clustersim import collectives
 from clustersim.cluster import files as fabrics
+from clustersim.collectives import backends
 from clustersim.collectives.base import Group, Request
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.timeline import LinkUse, step_ends
@@ -250,7 +250,7 @@ def _benchmarks(exam: PlantedIncident, folder: Path, rng: np.random.Generator) -
         group = Group(topology, exam.prepared.mesh.gpus, nccl_version=version)
         times = []
         for size in SIZES:
-            seconds = collectives.plan(Request("all_reduce", float(size)), group).time(rates[name])
+            seconds = backends.plan(Request("all_reduce", float(size)), group).time(rates[name])
             times.append((size, seconds * math.exp(rng.normal(0.0, 0.01))))
         lines = collective_writing.nccl_tests_lines("all_reduce", exam.hosts, device, times)
         yield from _write(folder / f"nccl_tests_{name}.log", lines)

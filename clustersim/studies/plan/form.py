@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from clustersim import collectives
+from clustersim.collectives import backends
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import CONTEXT_BYTES
@@ -278,7 +278,7 @@ class FormFamily:
         planner = None
         if not run.pins:
             backend = backend_of(self.scenario, topology, mesh)
-            planner = functools.partial(collectives.plan, backend=backend)
+            planner = functools.partial(backends.plan, backend=backend)
         manner = self.scenario.strategy.launch or run.launch, parse_nccl_version(run.nccl_version)
         way_out = self.known.way_out(place)
         return TrafficBounds(topology, mesh, self._mesh(place).layout, way_out, planner, manner)

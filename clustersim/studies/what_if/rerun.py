@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from clustersim import collectives
+from clustersim.collectives import backends
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.core.arrays import Bools
 from clustersim.core.device import Speed
@@ -113,7 +113,7 @@ def _wider(prepared: Prepared, knob: str, factor: float) -> float | None:
 
 def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
     def planner(request: Request, group: Group) -> Plan:
-        plan = collectives.plan(request, group, backend=prepared.backend)
+        plan = backends.plan(request, group, backend=prepared.backend)
         return replace(plan, latency=plan.latency / factor)
 
     machine = prepared.program, prepared.topology, prepared.mesh
