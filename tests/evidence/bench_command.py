@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import to_builtins
 
-from clustersim.app.cli.common import json_option, print_json, stdout, working
+from clustersim.app.cli.common import json_option, print_json, working
+from clustersim.app.cli.tables import stdout
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.units import format_bytes
 

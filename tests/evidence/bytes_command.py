@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from clustersim.app.cli.common import json_option, markdown_table, number_table, print_json, stdout, working
+from clustersim.app.cli.common import json_option, print_json, working
+from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import markdown_option
 from clustersim.core.errors import ModelError
 from clustersim.model import from_hf

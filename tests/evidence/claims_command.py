@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from clustersim.app.cli.common import json_option, number_table, print_json, stdout, working
+from clustersim.app.cli.common import json_option, print_json, working
+from clustersim.app.cli.tables import number_table, stdout
 
 
 @click.command(short_help="Check the textbooks' formulas against runs.")

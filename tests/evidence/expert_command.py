@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, markdown_table, number_table, print_json, stdout, working
+from clustersim.app.cli.common import PATH, json_option, print_json, working
+from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import markdown_option
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from clustersim.app.cli.common import json_option, markdown_table, number_table, print_json, stdout, working
+from clustersim.app.cli.common import json_option, print_json, working
+from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import markdown_option, percent
 from clustersim.studies.exam import DIFFICULTIES
 from tests.evidence.gloo_faults import RealFault

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.app.cli.common import json_option, markdown_table, number_table, stdout, working
+from clustersim.app.cli.common import json_option, working
+from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import (
     TableKind,
     ValidationOptions,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.app.cli.common import PATH, format_option, json_option, print_json, rich_table, stdout, working
+from clustersim.app.cli.common import PATH, format_option, json_option, print_json, working
 from clustersim.app.cli.pictures import write_picture
+from clustersim.app.cli.tables import rich_table, stdout
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import fresh, ours, output_folder, writing
 from clustersim.core.units import format_bandwidth, format_bytes, format_time

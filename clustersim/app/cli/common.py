@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,11 +15,6 @@ from clustersim.core.errors import ClusterSimError
 from clustersim.core.limits import MOST_RANKS, counted
 from clustersim.core.paths import json_text
 from clustersim.core.texts import short, shown
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from clustersim.app.cli.fitting import Terminal
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -58,8 +51,6 @@ jobs_option: Decorator = click.option(
     "--jobs", type=click.IntRange(min=1), help="How many processes work at once.  [one a core]"
 )
 
-WIDTH = 100
-"""Columns of what is no terminal and does not say."""
 QUIET_SECONDS = 2.0
 """How long a command may work without saying so."""
 TOLD_SECONDS = 10.0
@@ -69,46 +60,6 @@ TOLD_SECONDS = 10.0
 def print_json(value: Any) -> None:
     """JSON on stdout."""
     click.echo(json_text(value).decode(), nl=False)
-
-
-def stdout() -> Terminal:
-    """A rich console on stdout, whose tables fit it; of :data:`WIDTH` columns when stdout is a file."""
-    from clustersim.app.cli.fitting import Terminal
-
-    return Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH, highlight=False)
-
-
-def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1) -> Iterator[str]:
-    """The lines of a Markdown table whose first ``words`` columns are words and whose others are numbers."""
-    titles = list(headings)
-    yield _markdown_row(titles)
-    yield "|---" * words + "|--:" * (len(titles) - words) + "|"
-    yield from map(_markdown_row, rows)
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    escaped = (cell.replace("|", "\\|") for cell in cells)
-    return f"| {' | '.join(escaped)} |"
-
-
-def number_table(
-    title: str, headings: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1, **options: Any
-) -> Table:
-    """A table of texts for a terminal, whose first ``words`` columns are words and whose others are numbers."""
-    return rich_table(title, ((name, i >= words) for i, name in enumerate(headings)), rows, **options)
-
-
-def rich_table(title: str, head: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]], **options: Any) -> Table:
-    """A table of texts for a terminal; ``head`` has each column's heading, and whether it holds numbers."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(title), title_justify="left", **options)
-    for name, numeric in head:
-        table.add_column(escape(name), justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
 
 
 def label_of(strategy: str, variant: str, *, split: bool = False) -> str:

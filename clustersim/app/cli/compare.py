@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clustersim.app.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
+from clustersim.app.cli.common import json_option, label_of, print_json, set_option, working
+from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.units import format_bytes, format_time
 
 if TYPE_CHECKING:

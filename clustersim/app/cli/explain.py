@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import (
-    format_option,
-    json_option,
-    option_option,
-    print_json,
-    set_option,
-    working,
-)
+from clustersim.app.cli.common import format_option, json_option, option_option, print_json, set_option, working
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import is_folder
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, rank_list, rank_words, ranks_option, stdout, working
+from clustersim.app.cli.common import PATH, rank_list, rank_words, ranks_option, working
+from clustersim.app.cli.tables import stdout
 from clustersim.core.outputs import Folder, fresh, writing
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from clustersim.app.cli.common import stdout, working
+from clustersim.app.cli.common import working
+from clustersim.app.cli.tables import stdout
 
 
 @click.command(short_help="Copy the lessons (notebooks) to a folder.")

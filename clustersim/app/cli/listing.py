@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from clustersim.app.cli.common import Decorator, json_option, markdown_table, print_json, rich_table, stdout
+from clustersim.app.cli.common import Decorator, json_option, print_json
 from clustersim.app.cli.keys import KINDS, first_sentence, keys, schema
+from clustersim.app.cli.tables import markdown_table, rich_table, stdout
 from clustersim.core.paths import data_path, shipped
 
 Row = dict[str, Any]

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clustersim.app.cli.common import (
-    json_option,
-    label_of,
-    number_table,
-    option_option,
-    print_json,
-    set_option,
-    stdout,
-    working,
-)
+from clustersim.app.cli.common import json_option, label_of, option_option, print_json, set_option, working
+from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.memory_parts import part_label, stage_columns, variant_columns
 from clustersim.core.memory_use import DOES_NOT_FIT, likelihood, worded
 from clustersim.core.units import format_bytes

@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import structs
 
-from clustersim.app.cli.common import (
-    PATH,
-    jobs_option,
-    json_option,
-    number_table,
-    page_option,
-    rich_table,
-    stdout,
-    working,
-)
+from clustersim.app.cli.common import PATH, jobs_option, json_option, page_option, working
 from clustersim.app.cli.study import say_study, written_study
+from clustersim.app.cli.tables import number_table, rich_table, stdout
 from clustersim.core.errors import ClusterSimError
 
 if TYPE_CHECKING:

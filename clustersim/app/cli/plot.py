@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, format_option, rank_list, ranks_option, stdout, working
+from clustersim.app.cli.common import PATH, format_option, rank_list, ranks_option, working
 from clustersim.app.cli.pictures import picture_path, write_picture
+from clustersim.app.cli.tables import stdout
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.units import parse_time
 

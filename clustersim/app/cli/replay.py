@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.app.cli.common import (
-    BACKEND,
-    PATH,
-    format_option,
-    json_option,
-    number_table,
-    print_json,
-    stdout,
-    working,
-)
+from clustersim.app.cli.common import BACKEND, PATH, format_option, json_option, print_json, working
+from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.outputs import MANIFEST, Folder
 from clustersim.core.texts import short

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from clustersim.app.cli.common import PATH, format_option, option_option, set_option, stdout, working
+from clustersim.app.cli.common import PATH, format_option, option_option, set_option, working
 from clustersim.app.cli.explain import load
+from clustersim.app.cli.tables import stdout
 
 
 @click.command(short_help="Write a run, a trace, a sweep or a plan as one HTML page.")

@@ -12,15 +12,14 @@ import click
 from clustersim.app.cli.common import (
     PATH,
     json_option,
-    number_table,
     option_option,
     print_json,
     rank_list,
     rank_words,
     set_option,
-    stdout,
     working,
 )
+from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import Folder
 from clustersim.core.paths import json_text

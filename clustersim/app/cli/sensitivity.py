@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import (
-    PATH,
-    json_option,
-    option_option,
-    page_option,
-    rich_table,
-    set_option,
-    stdout,
-    working,
-)
+from clustersim.app.cli.common import PATH, json_option, option_option, page_option, set_option, working
 from clustersim.app.cli.study import needs_out, say_study, written_study
+from clustersim.app.cli.tables import rich_table, stdout
 from clustersim.core.errors import ClusterSimError
 
 if TYPE_CHECKING:

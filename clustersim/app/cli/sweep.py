@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import to_builtins
 
-from clustersim.app.cli.common import PATH, jobs_option, json_option, page_option, rich_table, stdout
+from clustersim.app.cli.common import PATH, jobs_option, json_option, page_option
 from clustersim.app.cli.study import say_study
+from clustersim.app.cli.tables import rich_table, stdout
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.figures import FIGURES
 from clustersim.core.outputs import output_folder, together

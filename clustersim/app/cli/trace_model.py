@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.app.cli.common import PATH, stdout, working
+from clustersim.app.cli.common import PATH, working
+from clustersim.app.cli.tables import stdout
 from clustersim.core.errors import ClusterSimError, ModelError, needs
 from clustersim.core.outputs import fresh, ours, writing
 from clustersim.core.texts import shown

@@ -11,8 +11,9 @@ import click
 import msgspec
 
 from clustersim.app.cli.commands import Commands
-from clustersim.app.cli.common import PATH, json_option, markdown_table, print_json, rich_table, stdout, working
+from clustersim.app.cli.common import PATH, json_option, print_json, working
 from clustersim.app.cli.pictures import picture_path, write_picture
+from clustersim.app.cli.tables import markdown_table, rich_table, stdout
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.texts import Table
 

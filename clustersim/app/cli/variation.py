@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, number_table, print_json, set_option, stdout, working
+from clustersim.app.cli.common import PATH, json_option, print_json, set_option, working
 from clustersim.app.cli.pictures import picture_path, write_picture
+from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.units import format_time
 
 if TYPE_CHECKING:
