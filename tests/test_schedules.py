@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from clustersim.core.errors import ScenarioError
 from clustersim.testing import check_bubble, check_order, check_play, check_schedule, most_held, takes_size
+from clustersim.training.partition.stages import PLACEMENTS
 from clustersim.training.schedules import SCHEDULES, Orders, PassCosts, Schedule, rank_and_chunk, schedule, stage_of
-from clustersim.training.schedules.base import PLACEMENTS, Action, stage_count
+from clustersim.training.schedules.base import Action, stage_count
 from clustersim.training.schedules.notation import parse, text
 from clustersim.training.schedules.play import times
 from clustersim.training.schedules.playable import check

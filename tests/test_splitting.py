@@ -223,9 +223,9 @@ def test_a_model_is_split_by_a_degree_or_by_what_megatrons_data_parallelism_does
 
 
 def test_a_sweep_may_set_the_table_by_any_name():
-    check_fields({"parallel.tensor_model_parallel_size": 8}, [["parallel.pp"], ["parallel.tp"]], {}, "sweep.toml")
+    check_fields({"parallel.tensor_model_parallel_size": 8}, [["parallel.pp"], ["parallel.tp"]], "sweep.toml")
     with pytest.raises(ScenarioError, match=re.escape("did you mean 'sequence_parallel'?")):
-        check_fields({"parallel.sequence_paralel": True}, [], {}, "sweep.toml")
+        check_fields({"parallel.sequence_paralel": True}, [], "sweep.toml")
 
 
 def test_rows_say_how_many_groups_stay_on_a_node_and_what_joins_them(tmp_path):

@@ -186,7 +186,7 @@ def _completed(spec: DeviceSpec, base: Device | None, place: str) -> tuple[Table
     }
     if l2 := say.number("l2", "l2"):
         table["l2"] = l2
-    return table | _shares(spec, base, peak, arch, table["tdp_w"], assumed), assumed
+    return table | _shares(spec, base, peak, arch, assumed), assumed
 
 
 def _generation(spec: DeviceSpec, base: Device | None, place: str, assumed: list[Assumed]) -> str:
@@ -286,7 +286,7 @@ class _Fields:
 
 
 def _shares(
-    spec: DeviceSpec, base: Device | None, peak: Mapping[str, float], arch: str, watts: float, assumed: list[Assumed]
+    spec: DeviceSpec, base: Device | None, peak: Mapping[str, float], arch: str, assumed: list[Assumed]
 ) -> Table:
     """What products and streams reach: measured, or the base's where its peak and power are its, or its kind's."""
     halves = {"bf16", "fp16"} if {"bf16", "fp16"} & set(spec.peak) else set()

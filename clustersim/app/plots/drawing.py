@@ -84,10 +84,10 @@ def _shown_by_notebooks() -> type[Figure]:
     return Picture
 
 
-def html(figure: Figure, dpi: int = 144) -> str:
+def html(figure: Figure) -> str:
     """A figure as an HTML image that carries its pixels and its words."""
     drawn = io.BytesIO()
-    _save_png(figure, drawn, dpi)
+    _save_png(figure, drawn, dpi=144)
     return image(drawn.getvalue(), "png", alt_text(figure))
 
 

@@ -39,7 +39,7 @@ def sweep_page(folder: Path) -> Page:
     grid = front_grid([row for row in decision.front if row.best], "scenario", swept.unit)
     sections = [
         PageSection("cases", "Case by case", _cases_words(swept), [], [], _cases(decision)),
-        PageSection("curves", "Curves", [], _curves(folder, swept)),
+        PageSection("curves", "Curves", [], _curves(folder)),
         PageSection("front", "Speed and cost", [front], _sweep_front(decision, swept.unit), [], grid),
         PageSection("assumed", "Assumptions", [], [], [("", text) for text in decision.assumptions]),
         PageSection("all", "All scenarios", grid=_all_rows(folder)),
@@ -62,7 +62,7 @@ def _cases(decision: Decision) -> PageTable | None:
     return PageTable(list(zip(decision.head, numeric, strict=True)), decision.cases)
 
 
-def _curves(folder: Path, swept: SweptRows) -> list[Any]:
+def _curves(folder: Path) -> list[Any]:
     about = sweeps.about(folder)
     try:
         return both(partial(plots.sweep_curves, sweeps.read(folder), about.axes), "curves")

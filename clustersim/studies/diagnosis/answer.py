@@ -158,14 +158,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
         yield from (f"- {text}" for text in self.findings)
 
 
-def diagnose(paths: Iterable[str | Path], formats: Mapping[Path, str] | None = None) -> Diagnosis:
+def diagnose(paths: Iterable[str | Path]) -> Diagnosis:
     """Who is to blame, by all files given: dumps, profiles and logs of one job, in any mixture, and folders of them.
-
-    formats : of files whose format somebody has found out already, its name.
 
     Raises :class:`TraceError` for a file that is none of them.
     """
-    return judged(read_files(files.files_of(list(paths)), formats or {}))
+    return judged(read_files(files.files_of(list(paths)), {}))
 
 
 def judged(read: Sequence[ReadFile]) -> Diagnosis:

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from clustersim.core.errors import ScenarioError, nearest
-from clustersim.core.texts import Table
 from clustersim.scenario.file.reading import Changes
 from clustersim.scenario.file.schema import ScenarioFile
 from clustersim.training.parallel import FIELDS, field_for
 from clustersim.training.strategies import STRATEGIES
 
 
-def check_fields(fixed: Changes, axes: Sequence[Sequence[str]], base: Table, path: str) -> None:
+def check_fields(fixed: Changes, axes: Sequence[Sequence[str]], path: str) -> None:
     """Raise :class:`ScenarioError` for a field that no scenario has, or that is set twice.
 
     fixed : of ``[set]``. axes : the fields of each. path : the file, for errors.
@@ -23,12 +22,12 @@ def check_fields(fixed: Changes, axes: Sequence[Sequence[str]], base: Table, pat
     parts = [("$.set", list(fixed)), *((f"$.axes[{i}]", list(keys)) for i, keys in enumerate(axes))]
     for place, keys in parts:
         for key in keys:
-            _check_exists(key, base, path, place)
+            _check_exists(key, path, place)
             _check_once(key, places_of, path, place)
         places_of |= dict.fromkeys(keys, place)
 
 
-def _check_exists(key: str, base: Table, path: str, place: str) -> None:
+def _check_exists(key: str, path: str, place: str) -> None:
     first, *rest = key.removesuffix("+").split(".")
     tables = ScenarioFile.__struct_fields__
     if first not in tables:

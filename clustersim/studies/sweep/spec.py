@@ -204,7 +204,7 @@ def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
     sweep = Sweep(path.stem, title, path, base, base_path, flat(file.set), axes, file.sample, file.seed, file.question)
     taken = min(sweep.total, file.sample or sweep.total)
     counted(taken, MOST_CASES, f"{path}: $.axes: scenarios of the grid, or its sample,", ScenarioError)
-    check_fields(sweep.fixed, [sweep_axis.keys for sweep_axis in axes], base, str(path))
+    check_fields(sweep.fixed, [sweep_axis.keys for sweep_axis in axes], str(path))
     for name in sweep.columns:
         if sweep.columns.count(name) > 1:
             raise ScenarioError(f"{path}: two axes have the column {name!r}; give one a name (at $.axes)")

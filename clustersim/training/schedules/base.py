@@ -25,7 +25,6 @@ import msgspec
 from clustersim.core.errors import ScenarioError, nearest
 
 Placement = Literal["loop", "v", "both"]
-PLACEMENTS: tuple[Placement, ...] = ("loop", "v", "both")
 
 
 class Action(NamedTuple):
