@@ -70,8 +70,8 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
     constants = "as shipped" if fitted is None else f"as fitted {fitted.provenance.date}".rstrip()
     beside = BesideMachine(topology, rows, errors_by_class(times, expected), constants, skipped=skipped)
     if reason is None:
-        told = tuple(unexplained(times.classes, times.measured, expected))
-        return msgspec.structs.replace(beside, unexplained=told)
+        sentences = tuple(unexplained(times.classes, times.measured, expected))
+        return msgspec.structs.replace(beside, unexplained=sentences)
     return msgspec.structs.replace(
         beside,
         explained=reason.structure.words,

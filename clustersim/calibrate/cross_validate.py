@@ -67,7 +67,7 @@ class Pairs(list[Pair]):
     def learned(self) -> LearnedConstants:
         """Each operator's machine with factors of its own."""
         machines = [f"{row['topology']} of {publisher(row)}" for row, _ in self]
-        return learn([one for _, one in self], machines)
+        return learn([measurement for _, measurement in self], machines)
 
 
 def cross_validate(
@@ -101,15 +101,15 @@ def cross_validations(
             pairs.append((row, MeasuredCollective(seconds, choice(request, group), row["case_id"])))
         except (ValueError, ClusterSimError) as error:
             skipped.append(SkippedRow(row, str(error)))
-    found: dict[str, Score] = {}
+    scores: dict[str, Score] = {}
     for holdout in holdouts:
-        way = HOLDOUTS[holdout]
-        results = [*skipped, *way.rows(pairs, told)]
+        rule = HOLDOUTS[holdout]
+        results = [*skipped, *rule.rows(pairs, told)]
         if not predicted(results):
             names = ", ".join(map(str, paths))
-            raise ClusterSimError(f"{names}: nothing to hold out for {holdout!r}: {way.needs}")
-        found[holdout] = score(results, DIMENSIONS)
-    return found
+            raise ClusterSimError(f"{names}: nothing to hold out for {holdout!r}: {rule.needs}")
+        scores[holdout] = score(results, DIMENSIONS)
+    return scores
 
 
 def _result(pair: Pair, predicted: float) -> PredictedRow:

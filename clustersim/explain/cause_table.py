@@ -117,16 +117,16 @@ CAUSE_NAMED = {cause.name: cause for cause in CAUSES}
 
 def headline(causes: Causes, name: str, subject: str) -> str:
     """Why a step is lost, after "because"."""
-    words = CAUSE_NAMED[name]
-    template = (words.headline_on_cpu if causes.on_cpu else "") or words.headline
+    cause_row = CAUSE_NAMED[name]
+    template = (cause_row.headline_on_cpu if causes.on_cpu else "") or cause_row.headline
     return template.format(subject=subject)
 
 
 def sentence(causes: Causes, charge: Charge) -> str:
     """One cause as a sentence: what, where, by how much, and what it costs."""
-    words = CAUSE_NAMED[charge.cause]
-    what = (words.sentence_on_cpu if causes.on_cpu else "") or words.sentence
-    text = _filled(what, causes, charge) if isinstance(what, str) else what(causes, charge)
+    cause_row = CAUSE_NAMED[charge.cause]
+    sentence = (cause_row.sentence_on_cpu if causes.on_cpu else "") or cause_row.sentence
+    text = _filled(sentence, causes, charge) if isinstance(sentence, str) else sentence(causes, charge)
     step = format_time(causes.length / causes.steps)
     share = causes.share(charge)
     unit = "rank" if causes.on_cpu else "GPU"

@@ -155,12 +155,12 @@ class ChargeBook:
         blames: dict[int, Blame] = {}
 
         def holder(op: int, rank: int, begin: float, end: float) -> int:
-            held = chase.follow(op, rank, begin, end)
-            blame = self._of_wait(op, held)
+            end_of_chase = chase.follow(op, rank, begin, end)
+            blame = self._of_wait(op, end_of_chase)
             if blame.cause != "slow rank":
                 return -1
-            blames.setdefault(held.rank, replace(blame, holder=held.rank, holder_op=held.op))
-            return held.rank
+            blames.setdefault(end_of_chase.rank, replace(blame, holder=end_of_chase.rank, holder_op=end_of_chase.op))
+            return end_of_chase.rank
 
         peers = LatePeers(self.timeline, self.cut, waited, exposed, self.weight.astype(np.float64), holder)
         return {key: (seconds, blames[rank]) for key, (seconds, rank) in peers.moved().items()}
@@ -221,31 +221,31 @@ class ChargeBook:
         ranked = sorted(meetings.values(), key=lambda m: -sum(w.seconds * weight[w.owner] for w in m))
         for n, members in enumerate(ranked):
             longest = max(members, key=lambda w: w.seconds)
-            held = None
+            chased = None
             if n < MAX_CHASES and longest.rule == PieceRule.PEER:
                 window = float(cut.start[longest.piece]), float(cut.stop[longest.last])
-                held = chase.follow(longest.op, ranks[longest.owner], *window)
-            blame = self._of_wait(longest.op, held)
-            if held is not None:
-                blame = replace(blame, holder=held.rank, holder_op=held.op)
+                chased = chase.follow(longest.op, ranks[longest.owner], *window)
+            blame = self._of_wait(longest.op, chased)
+            if chased is not None:
+                blame = replace(blame, holder=chased.rank, holder_op=chased.op)
             for lost in members:
                 self.add(blame, lost)
 
-    def _of_wait(self, op: int, held: ChaseEnd | None) -> Blame:
-        if self._serves(op) or (held is not None and held.op >= 0 and self._serves(held.op)):
+    def _of_wait(self, op: int, chased: ChaseEnd | None) -> Blame:
+        if self._serves(op) or (chased is not None and chased.op >= 0 and self._serves(chased.op)):
             return Blame("parameter server", "server")
-        if held is None:
+        if chased is None:
             return Blame("jitter", "ranks")
-        slow = held.rank >= 0 and bool(self.slow[held.rank])
-        if held.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL) and slow:
-            return Blame("slow rank", f"rank {held.rank}")
+        slow = chased.rank >= 0 and bool(self.slow[chased.rank])
+        if chased.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL) and slow:
+            return Blame("slow rank", f"rank {chased.rank}")
         if by_structure(self.timeline, self.timeline.ops[op]):
             return Blame("schedule", "stages")
-        if held.why == PieceRule.TRANSFER and held.op in self.facts:
-            return self.of_transfer(held.op)
-        if held.why == PieceRule.HOST_WORK:
+        if chased.why == PieceRule.TRANSFER and chased.op in self.facts:
+            return self.of_transfer(chased.op)
+        if chased.why == PieceRule.HOST_WORK:
             return Blame("host copies", sort_of(self.timeline.ops[op].name))
-        if held.why == PieceRule.NOTHING and self.timeline.source != "simulated":
+        if chased.why == PieceRule.NOTHING and self.timeline.source != "simulated":
             return Blame("late launch", "peers")
         return Blame("jitter", "ranks")
 

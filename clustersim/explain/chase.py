@@ -158,8 +158,8 @@ class Chase(RankMeetings):
             if late < 0 or late == rank:
                 return ChaseEnd(rank, op, PieceRule.PEER, first)
             why, doing = self.activity(late, begin, end)
-            if why != PieceRule.PEER and (held := self._held_before(op, rank, late, begin, end)):
-                op, begin, end = held
+            if why != PieceRule.PEER and (earlier := self._held_before(op, rank, late, begin, end)):
+                op, begin, end = earlier
                 rank = late
                 continue
             if why != PieceRule.PEER or doing in {op, late_op, -1}:

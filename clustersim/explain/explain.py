@@ -129,10 +129,10 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
 
 def reach(path: CriticalPath, step: float) -> str:
     """How long a critical path is a step, and whether it is a part of one, of ``step`` [s]."""
-    whole = sum(path.by_kind.values())
-    if whole < KNOWN * step:
-        return f"of {format_time(whole)} a step, as far back as it can be followed"
-    return f"of {format_time(whole)} a step"
+    length = sum(path.by_kind.values())
+    if length < KNOWN * step:
+        return f"of {format_time(length)} a step, as far back as it can be followed"
+    return f"of {format_time(length)} a step"
 
 
 def _path(path: CriticalPath, step: float) -> list[str]:

@@ -91,8 +91,10 @@ def mixture(
     for key in ("dispatch", "combine"):
         parts[key] = exposed.get(key, 0.0)
     parts["data_parallel"] = exposed.get("DP", 0.0) + waiting.get("DP", 0.0)
-    told = parts["dispatch"] + parts["combine"] + parts["data_parallel"] + parts["imbalance"] - lost.get("uneven", 0.0)
-    parts["others"] = lost.get("exposed", 0.0) + lost.get("waiting", 0.0) - told
+    named_s = (
+        parts["dispatch"] + parts["combine"] + parts["data_parallel"] + parts["imbalance"] - lost.get("uneven", 0.0)
+    )
+    parts["others"] = lost.get("exposed", 0.0) + lost.get("waiting", 0.0) - named_s
     return MixtureSeconds(fall.step, {key: seconds for key, seconds in parts.items() if abs(seconds) > 0})
 
 

@@ -40,9 +40,9 @@ def paths(replica: Sequence[TimedAction]) -> dict[int, Path]:
     return {micro: tuple(places) for micro, places in visited.items()}
 
 
-def before(a: TimedAction, way: Path) -> tuple[str, int, int] | None:
+def before(a: TimedAction, path: Path) -> tuple[str, int, int] | None:
     """What an action waits for at another place: F or B (of a gradient, an I too), stage, chunk; None for nothing."""
-    place = _around(a, way)[0]
+    place = _around(a, path)[0]
     return None if place is None else ("F" if a.action == "F" else "B", *place)
 
 

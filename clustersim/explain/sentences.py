@@ -134,9 +134,9 @@ def limited_by_kernels(causes: Causes, charge: Charge) -> str:
             f"The host's own work limits {op_quoted(causes, charge.op)}: its processes pass {ceiling} of payload on, "
             f"and no link is between them; {_exposed(causes, charge)}."
         )
-    what = "Communication kernels and links alike" if fact.ceiling > ALIKE * fact.alone else LIMITING
+    subject = "Communication kernels and links alike" if fact.ceiling > ALIKE * fact.alone else LIMITING
     return (
-        f"{what} limit {op_quoted(causes, charge.op)}: kernels sustain {ceiling} of payload "
+        f"{subject} limit {op_quoted(causes, charge.op)}: kernels sustain {ceiling} of payload "
         f"where the links would let {alone} through; {_exposed(causes, charge)}."
     )
 

@@ -111,10 +111,10 @@ def sort_of(name: str) -> str:
 def _changed(use: LinkUse, load: int, narrow: int) -> int:
     """Of the links of a load whose rate changed during the run the one that allows least; ``narrow`` where none did."""
     links, weights = use.loads[load]
-    there = np.isin(links, use.changing)
-    if not there.any():
+    changing = np.isin(links, use.changing)
+    if not changing.any():
         return narrow
-    return int(links[there][np.argmin(use.link_bandwidth[links[there]] / weights[there])])
+    return int(links[changing][np.argmin(use.link_bandwidth[links[changing]] / weights[changing])])
 
 
 def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _OpFlows | None, owner: int) -> TransferFacts:

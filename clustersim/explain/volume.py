@@ -48,14 +48,14 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
         row = rows.setdefault(sort(op), len(rows))
         return row, op.kind == "send", op.kind not in {"send", "recv"}, op.kind != "recv", *nbytes_of(op)
 
-    each, once, whole, sends, out, into = of_each(timeline.ops, facts, np.float64).reshape(-1, 6).T
-    row_of = each.astype(np.int64)
+    rows_of_ops, once, shared, sends, out, into = of_each(timeline.ops, facts, np.float64).reshape(-1, 6).T
+    row_of = rows_of_ops.astype(np.int64)
     names = list(rows)
     chosen = row_of >= 0
     row, did = row_of[chosen], ops["ranks"][chosen].astype(np.float64)
     count, sent, received = (
         np.bincount(row, weights=column, minlength=len(names)).astype(np.float64)
-        for column in (did * once[chosen] + whole[chosen], did * out[chosen], did * into[chosen])
+        for column in (did * once[chosen] + shared[chosen], did * out[chosen], did * into[chosen])
     )
     ranks = np.zeros(len(names))
     np.maximum.at(ranks, row, did * sends[chosen])

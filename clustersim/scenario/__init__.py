@@ -70,8 +70,8 @@ class Scenario:
     def __repr__(self) -> str:
         cluster = self.file.cluster
         model = self.file.model
-        what = f"{self.file.strategy['kind']} of {model.name or model.hf_config or model.file} on {cluster.topology}"
-        return f"<Scenario {self.title}: {what}>"
+        summary = f"{self.file.strategy['kind']} of {model.name or model.hf_config or model.file} on {cluster.topology}"
+        return f"<Scenario {self.title}: {summary}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the file's tables with their changes, a row each."""
@@ -136,8 +136,8 @@ class Scenario:
     def changed(self, changes: Changes) -> Scenario:
         """The same with more fields changed. Raises :class:`ScenarioError` as :func:`load` does."""
         gone = excluded(changes)
-        kept = {key: value for key, value in self.changes.items() if key not in gone}
-        return from_table(self.table, self.path, {**kept, **changes})
+        earlier = {key: value for key, value in self.changes.items() if key not in gone}
+        return from_table(self.table, self.path, {**earlier, **changes})
 
     def prepare(self) -> Prepared:
         """Machine, model, costs and Program: everything before the run. Raises a ClusterSimError naming the field."""
@@ -174,8 +174,8 @@ def load(path: str | Path, changes: Changes | None = None) -> Scenario:
     ------
     ScenarioError : naming file, field, value and what would be right.
     """
-    found = find(path)
-    return from_table(read_toml(found), found, changes)
+    file = find(path)
+    return from_table(read_toml(file), file, changes)
 
 
 def from_table(table: Table, path: str | Path = "scenario.toml", changes: Changes | None = None) -> Scenario:
@@ -186,19 +186,19 @@ def from_table(table: Table, path: str | Path = "scenario.toml", changes: Change
     path = Path(path)
     with place(str(path), "$.parallel", changes or {}):
         translated, changes = own_names(table, changes or {})
-    whole = override(translated, changes)
+    tables = override(translated, changes)
     with place(str(path), "$.parallel", changes):
-        whole = filled(whole)
-    read = convert(whole, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
+        tables = filled(tables)
+    read = convert(tables, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
     with place(str(path), "$.run.nccl_version", changes):
         parse_nccl_version(read.run.nccl_version)
     with place(str(path), "$.incident", changes):
         together(read.incident)
     kind = read.strategy.get("kind")
     if not isinstance(kind, str) or kind not in STRATEGIES:
-        what = "missing field 'kind'" if kind is None else f"unknown strategy {shown(kind)}"
+        problem = "missing field 'kind'" if kind is None else f"unknown strategy {shown(kind)}"
         source = "--set strategy.kind" if "strategy.kind" in changes else path
-        raise ScenarioError(f"{source}: {what}; {nearest(str(kind), STRATEGIES)} (at $.strategy.kind)")
+        raise ScenarioError(f"{source}: {problem}; {nearest(str(kind), STRATEGIES)} (at $.strategy.kind)")
     with place(str(path), "$.strategy", changes):
         misplaced(read.strategy, STRATEGIES[kind].config)
     config = convert(read.strategy, STRATEGIES[kind].config, str(path), "$.strategy", changes)

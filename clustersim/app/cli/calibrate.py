@@ -241,8 +241,8 @@ def _lines(report: CalibrationReport) -> Iterator[str]:
     from clustersim.calibrate.fit.structures import alike_words, reason_words
 
     if report.explained:
-        then = "it is written, and constants are fitted beside it" if report.written else NOT_WRITTEN
-        yield f"{reason_words(report.explained, report.described, report.error)}; {then}"
+        outcome = "it is written, and constants are fitted beside it" if report.written else NOT_WRITTEN
+        yield f"{reason_words(report.explained, report.described, report.error)}; {outcome}"
         yield from alike_words(report.alike)
     yield from report.unexplained
     for part, error in report.errors.items():

@@ -238,15 +238,15 @@ def _at_other_rates(
 
     if topology.n_nodes < 2 or not any("--nics" in text for text in topology.assumed):
         return
-    told = []
+    rate_texts = []
     for rate in RATES:
         try:
-            other = fabrics.change(topology, fabrics.Change("*/nic*", bandwidth=rate * 1e9 / 8))
+            changed = fabrics.change(topology, fabrics.Change("*/nic*", bandwidth=rate * 1e9 / 8))
         except ClusterSimError:
             return
-        found = _row(kind, float(row.size_bytes), other, mesh, settings)
-        told.append(f"{rate} Gb/s {found.busbw_GBps:.4g} GB/s by {found.algorithm}")
-    yield f"bus bandwidth by the rate of the NICs: {', '.join(told)}"
+        row_there = _row(kind, float(row.size_bytes), changed, mesh, settings)
+        rate_texts.append(f"{rate} Gb/s {row_there.busbw_GBps:.4g} GB/s by {row_there.algorithm}")
+    yield f"bus bandwidth by the rate of the NICs: {', '.join(rate_texts)}"
 
 
 def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOptions) -> float:
@@ -302,9 +302,12 @@ def _print_alternatives(alternatives: Sequence[Alternative]) -> None:
     """One line for each, as comments beside nccl-tests' table."""
     heads = f"{'algo':>15s} {'proto':>6s} {'NCCL says':>10s} {'predicted':>10s}"
     click.echo(f"#{heads}  (us)")
-    for one in alternatives:
-        times = (" " * 9 + "-" if value is None else f"{_time(value):>10s}" for value in (one.tuner_us, one.ours_us))
-        click.echo(f"#{one.algorithm:>15s} {one.protocol:>6s} {' '.join(times)}  {one.verdict}")
+    for alternative in alternatives:
+        times = (
+            " " * 9 + "-" if value is None else f"{_time(value):>10s}"
+            for value in (alternative.tuner_us, alternative.ours_us)
+        )
+        click.echo(f"#{alternative.algorithm:>15s} {alternative.protocol:>6s} {' '.join(times)}  {alternative.verdict}")
 
 
 def _line(cells: Sequence[str | int]) -> str:

@@ -67,5 +67,5 @@ def _cells(row: ComparisonRow, *, split: bool) -> list[str]:
     )
     memory, sent = (format_bytes(number or 0.0) for number in (row.peak_memory_bytes, row.bytes_sent_per_gpu))
     second = bubble if split else f"{row.samples_per_s:,.1f}"
-    each = "" if row.bytes_per_parameter is None else f"{row.bytes_per_parameter:.0f}"
-    return [step, second, exposed, waiting, each, memory, sent, "yes" if row.fits else "no"]
+    state_bytes = "" if row.bytes_per_parameter is None else f"{row.bytes_per_parameter:.0f}"
+    return [step, second, exposed, waiting, state_bytes, memory, sent, "yes" if row.fits else "no"]

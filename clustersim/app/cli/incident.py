@@ -26,8 +26,8 @@ def new(seed: int, difficulty: str, out: Path) -> None:
     from clustersim.studies import exam
 
     with working(f"playing incident {seed}"):
-        kept = exam.write_exam(exam.planted(seed, difficulty), out)
-    counts = ", ".join(f"{len(paths)} {kind}" for kind, paths in kept.items())
+        files = exam.write_exam(exam.planted(seed, difficulty), out)
+    counts = ", ".join(f"{len(paths)} {kind}" for kind, paths in files.items())
     click.echo(f"wrote {out}/question.txt, {out}/files ({counts}) and {out}/answer.sealed")
 
 

@@ -56,8 +56,8 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     else:
         console.print(_by_part(scenario, row))
     stage_text = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
-    said = worded(row.verdict, row.shown_range_bytes, row.shown_bytes, row.device_bytes)
-    console.say(f"{stage_text}{said} on {row.device} ({format_bytes(row.device_bytes)})")
+    verdict_text = worded(row.verdict, row.shown_range_bytes, row.shown_bytes, row.device_bytes)
+    console.say(f"{stage_text}{verdict_text} on {row.device} ({format_bytes(row.device_bytes)})")
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
     shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}")
@@ -127,9 +127,9 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str], *, on_the_host: b
     out = likelihood(row.shown_range_bytes, row.shown_bytes, row.device_bytes)
     certain = row.verdict == DOES_NOT_FIT or not out
     fits = FITTING[row.verdict] if certain else f"{1 - out:.0%}"
-    each = f"{row.bytes_per_parameter:.0f}"
+    state_bytes = f"{row.bytes_per_parameter:.0f}"
     host = [f"{row.host_bytes / 2**30:.0f}" if row.host_bytes else ""] if on_the_host else []
-    return [each, states, saving, *part_cells, total, *host, fits, str(row.largest_micro_batch or "none")]
+    return [state_bytes, states, saving, *part_cells, total, *host, fits, str(row.largest_micro_batch or "none")]
 
 
 def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:

@@ -134,10 +134,10 @@ class ScenarioDraft:
         """
         place = self._place()
         for recipe in recipes:
-            for each in settings(recipe, place):
-                if recipe == USUAL[0] != recipes[-1] and each["kept"] != "none":
+            for values in settings(recipe, place):
+                if recipe == USUAL[0] != recipes[-1] and values["kept"] != "none":
                     break
-                yield self._filled(recipe, recipe_text(recipe, place, each))
+                yield self._filled(recipe, recipe_text(recipe, place, values))
 
     def _place(self) -> RecipePlace:
         shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
@@ -166,8 +166,8 @@ def shape_of_model(name: str, file: Path) -> ModelShape:
     from clustersim.scenario.run.parts import shape_of
 
     table = tomllib.loads(f"{model_line(name, file)}\n{length_line(name, file)}")
-    whole = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
-    return shape_of(from_table(whole, file))
+    tables = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
+    return shape_of(from_table(tables, file))
 
 
 def length_line(name: str, file: Path) -> str:
@@ -178,8 +178,8 @@ def length_line(name: str, file: Path) -> str:
     if not has_tokens(name):
         return ""
     table = tomllib.loads(model_line(name, file))
-    whole = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
-    longest = model_of(from_table(whole, file)).seq_len
+    tables = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
+    longest = model_of(from_table(tables, file)).seq_len
     return f"seq_len = {longest}               # the config's longest, at most 8192: long contexts are trained last\n"
 
 

@@ -95,12 +95,12 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
             best = f"{place.best.option}: " if place.best else ""
             fit = f"; {place.best.fit}" if place.best and place.best.fit else ""
             console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}{fit}")
-    if others := [row for row in result.alternatives if row.rate]:
+    if rivals := [row for row in result.alternatives if row.rate]:
         console.print(
             number_table(
                 "the best with another degree, strategy or dtype",
                 ("option", *figures),
-                ((row.option, *_cells(row)) for row in others),
+                ((row.option, *_cells(row)) for row in rivals),
             )
         )
     for part in (*failures(result), *robust(result)):

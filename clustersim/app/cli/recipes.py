@@ -103,21 +103,21 @@ def settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
     """What a recipe may be filled in with, the best first; what lies nearer the front costs less time."""
     micros = place.micro_batches
     if recipe == "pytorch":
-        for kept, micro in itertools.product(("none", "full"), micros):
-            yield {"kept": kept, "micro": micro}
+        for recomputed, micro in itertools.product(("none", "full"), micros):
+            yield {"kept": recomputed, "micro": micro}
     elif recipe == "torchtitan":
         tensor = sorted(tp for tp, pp in place.degrees if pp == 1)
-        for tp, kept, micro in itertools.product(tensor, ("selective", "full"), micros):
-            yield {"tp": tp, "kept": kept, "micro": micro}
+        for tp, recomputed, micro in itertools.product(tensor, ("selective", "full"), micros):
+            yield {"tp": tp, "kept": recomputed, "micro": micro}
     elif recipe == "deepspeed":
-        for kept, stage, micro in itertools.product(("none", "full"), (1, 2, 3), micros):
-            yield {"stage": stage, "kept": kept, "micro": micro}
+        for recomputed, stage, micro in itertools.product(("none", "full"), (1, 2, 3), micros):
+            yield {"stage": stage, "kept": recomputed, "micro": micro}
         for stage in (1, 2, 3):
             yield {"stage": stage, "kept": "full", "micro": micros[-1], "offload": OFFLOADED}
     else:
-        for kept, (tp, pp) in itertools.product(("none", "full"), place.splits):
+        for recomputed, (tp, pp) in itertools.product(("none", "full"), place.splits):
             for micro in micros if pp == 1 else micros[-1:]:
-                yield {"tp": tp, "pp": pp, "kept": kept, "micro": micro}
+                yield {"tp": tp, "pp": pp, "kept": recomputed, "micro": micro}
 
 
 def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
@@ -170,8 +170,8 @@ OWN_TABLES = {
 def own_tables(tried: str) -> dict[str, str]:
     """The ``[try.strategies.parallel]`` tables, where ``tried``, of :func:`degrees_tried`, splits the model at all."""
     head = "\n[try.strategies.parallel]    # with this strategy alone\n"
-    whole = {"of_ddp": (WHOLE_EXPERTS,)} if "\nep = " in tried else {}
-    own = {name: (*lines, *whole.get(name, ())) for name, lines in OWN_TABLES.items()}
+    for_ddp = {"of_ddp": (WHOLE_EXPERTS,)} if "\nep = " in tried else {}
+    own = {name: (*lines, *for_ddp.get(name, ())) for name, lines in OWN_TABLES.items()}
     return {name: head + "\n".join(lines) + "\n" if tried else "" for name, lines in own.items()}
 
 

@@ -171,13 +171,13 @@ def _backend(measured: Timeline, machine: tuple[Topology, Mesh] | None) -> str:
 
     if machine is None:
         return "nccl"
-    told = backend_of(measured)
-    if told is not None and told not in BACKENDS:
+    library = backend_of(measured)
+    if library is not None and library not in BACKENDS:
         raise ClusterSimError(
-            f"{measured.source}: its collectives went through {short(told)}, which is not played; say --backend nccl "
-            "to see what NCCL would take"
+            f"{measured.source}: its collectives went through {short(library)}, which is not played; say --backend "
+            "nccl to see what NCCL would take"
         )
-    return told or usual_backend(machine[0], machine[1].gpus)
+    return library or usual_backend(machine[0], machine[1].gpus)
 
 
 def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int) -> tuple[Topology, Mesh] | None:
@@ -277,8 +277,8 @@ def is_chakra(paths: tuple[Path, ...]) -> bool:
     from clustersim.files.launch import chakra_schema
     from clustersim.files.traces import files
 
-    found = files.files_of(paths)
-    first = next((path for path in found if path.name.endswith((".et", ".et.gz"))), found[0])
+    trace_files = files.files_of(paths)
+    first = next((path for path in trace_files if path.name.endswith((".et", ".et.gz"))), trace_files[0])
     return chakra_schema.sniff(files.head(first))
 
 

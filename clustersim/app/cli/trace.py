@@ -188,8 +188,8 @@ def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[
     yield f"{digest.ranks_measured} of {digest.world_size} ranks{backend}, first span to last {window_text}{steps}"
     if trace_steps.step_time_s is not None:
         count = len(trace_steps.steady_steps)
-        of = f"mean of {count}" if count > 1 else "of one step, from its first span to its last"
-        yield f"  {'step time':24s} {format_time(trace_steps.step_time_s)}, {of}"
+        whose = f"mean of {count}" if count > 1 else "of one step, from its first span to its last"
+        yield f"  {'step time':24s} {format_time(trace_steps.step_time_s)}, {whose}"
     yield f"  {'compute stream busy':24s} {_range(digest.compute_share)}"
     yield f"  {'transferring':24s} {_range(digest.transfer_share)}"
     yield f"  {'of that, exposed':24s} {_range(digest.exposed_transfer_share)}"

@@ -68,10 +68,10 @@ def trace_model(
     """
     if out is not None and out.suffix != ".json":
         raise ClusterSimError(f"{out}: model files end in .model.json")
-    made = _traced(target, inputs, config, _arguments(arguments), (types, loss or "", name, trust))
-    file = out or Path(f"{made.name.replace('/', '_')}.model.json")
-    _write(file, made)
-    _say(file, made)
+    model_file = _traced(target, inputs, config, _arguments(arguments), (types, loss or "", name, trust))
+    file = out or Path(f"{model_file.name.replace('/', '_')}.model.json")
+    _write(file, model_file)
+    _say(file, model_file)
 
 
 def _traced(
@@ -115,16 +115,16 @@ def _check_torch() -> None:
 
 def _arguments(texts: tuple[str, ...]) -> dict[str, Any]:
     """``("layers=4",)`` -> ``{"layers": 4}``; a bare word is text."""
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip().isidentifier():
             raise ModelError(f"--arg {shown(text)}: write it as NAME=VALUE, like layers=4")
         try:
-            made[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+            values[name.strip()] = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, ValueError, RecursionError):
-            made[name.strip()] = value.strip()
-    return made
+            values[name.strip()] = value.strip()
+    return values
 
 
 def _write(file: Path, model_file: ModelFile) -> None:
@@ -153,9 +153,9 @@ def _say(file: Path, model_file: ModelFile) -> None:
             kinds = [layer.kind for layer in model.layers]
             size = f"{model.parameters:,} parameters in {len(kinds)} layers"
             lines.append(f"{model.name}: {size}, {kinds.count('block')} of them blocks")
-        kept = sum(kernel.kept_bytes(place) for layer in model.layers for kernel in layer.kernels)
+        kept_bytes = sum(kernel.kept_bytes(place) for layer in model.layers for kernel in layer.kernels)
         lines.append(
-            f"{types}: {model.flops_per_sample():.4g} FLOPs a sample, {format_bytes(kept)} kept for backward, "
+            f"{types}: {model.flops_per_sample():.4g} FLOPs a sample, {format_bytes(kept_bytes)} kept for backward, "
             f"{sum(len(layer.kernels) for layer in model.layers):,} kernels"
         )
     splits = "data parallelism and pipelines" if model_file.chained else "data parallelism"

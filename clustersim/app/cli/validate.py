@@ -134,18 +134,18 @@ def show(result: Score, title: str, looks: ValidationOptions) -> None:
     looks.check(result.by)
     groups = {"": {"all": result.overall}, **{name: result.by[name] for name in looks.by or result.by}}
     if looks.as_json:
-        said = msgspec.to_builtins(result)
-        print_json(said | {"rows": [row.pop("cells") | row for row in said["rows"]]})
+        plain_score = msgspec.to_builtins(result)
+        print_json(plain_score | {"rows": [row.pop("cells") | row for row in plain_score["rows"]]})
         return
     if looks.markdown:
         click.echo("\n".join(markdown_table(HEADINGS, _parts(groups), words=2)))
         return
     console = stdout()
     console.print(_table(title, groups))
-    one = result.overall
-    if one.held_p50 is not msgspec.UNSET and one.held_p90 is not msgspec.UNSET:
-        half = percent(one.held_p50)
-        most = percent(one.held_p90)
+    overall = result.overall
+    if overall.held_p50 is not msgspec.UNSET and overall.held_p90 is not msgspec.UNSET:
+        half = percent(overall.held_p50)
+        most = percent(overall.held_p90)
         console.print(f"measured within the stated p50 range: {half}, within p90: {most} of rows")
     console.say(*(f"skipped {count}: {reason}" for reason, count in reasons(result.rows)))
 

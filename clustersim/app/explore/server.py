@@ -183,7 +183,8 @@ def command(name: str, changes: Sequence[str]) -> str:
 def saved(scenario: Scenario) -> str:
     """The scenario with its changes as TOML."""
     change_lines = (
-        f"# {key}{' is gone' if one is None else f' = {toml_value(one)}'}" for key, one in scenario.changes.items()
+        f"# {key}{' is gone' if value is None else f' = {toml_value(value)}'}"
+        for key, value in scenario.changes.items()
     )
     head = [f"# {scenario.name}{', changed:' if scenario.changes else ''}", *change_lines]
     if any(str(name).endswith((".toml", ".json", ".csv")) for name in files_of(scenario).values()):

@@ -70,8 +70,8 @@ def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None,
     axes.set_xlim(0.0, 1.08 * max(dot.rate * (1 + dot.error * (dot.best or dot.tempting)) for dot in dots))
     above = sum(dot.cost > axes.get_ylim()[1] for dot in dots)
     if above:
-        words = f"{above} dearer, not drawn"
-        axes.text(0.99, 0.98, words, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=QUIET)
+        count_text = f"{above} dearer, not drawn"
+        axes.text(0.99, 0.98, count_text, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=QUIET)
     for side in (axes.xaxis, axes.yaxis):
         side.set_major_formatter(lambda v, _: f"{v:,.4g}" if abs(v) < 1e4 else f"{v:,.0f}")
     legend_below(figure, ax, axes, ncols=min(len(names), 3))

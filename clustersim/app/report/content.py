@@ -80,12 +80,12 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
 
 def _figures(facts: RunFacts, table: Breakdown) -> Iterator[tuple[str, str]]:
     """The figures that say most, (name, value); of a step's states, their shares of it."""
-    said = {**facts.figures, "step_time_s": table.step_time_s}
+    figures = {**facts.figures, "step_time_s": table.step_time_s}
     for figure in shown_in("report"):
         if figure.key == "bytes_sent_per_gpu":
             yield from _states(table)
-        if figure.key in said:
-            yield figure.label, figure.text(said[figure.key])
+        if figure.key in figures:
+            yield figure.label, figure.text(figures[figure.key])
 
 
 def _states(table: Breakdown) -> Iterator[tuple[str, str]]:
@@ -185,8 +185,8 @@ def _reach(path: CriticalPath, step: float) -> str:
     """A sentence where the path is a part of a step; else empty: it is all of it."""
     if sum(path.by_kind.values()) >= KNOWN * step:
         return ""
-    known = f"Here it is {reach(path, step)}, of a step of {format_time(step)}"
-    return f"{known}: a trace does not say what all work waits for."
+    reach_text = f"Here it is {reach(path, step)}, of a step of {format_time(step)}"
+    return f"{reach_text}: a trace does not say what all work waits for."
 
 
 def _path(timeline: Timeline, critical: CriticalPath) -> dict[str, list[tuple[str, ...]]]:

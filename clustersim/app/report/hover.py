@@ -127,7 +127,9 @@ def gantt_svg(
 def gantt_pair(timeline: Timeline, begin: float, end: float, label: str, *, origin: float = 0.0) -> Markup:
     """:func:`gantt_svg` for a desk and for a phone, of which a page shows the one that its window has room for."""
     frames = {"desk": DESK, "phone": PHONE}
-    svgs = {place: gantt_svg(timeline, begin, end, label, origin=origin, frame=each) for place, each in frames.items()}
+    svgs = {
+        place: gantt_svg(timeline, begin, end, label, origin=origin, frame=frame) for place, frame in frames.items()
+    }
     return paired(svgs)
 
 

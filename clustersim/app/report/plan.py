@@ -99,9 +99,9 @@ def _places(said: PlanAnswer) -> PageSection:
         cells = [number(*pair) for pair in zip(values, (",.0f", ".1%", ",.1f", ",.0f"), strict=True)]
         price = number(place.usd_per_gpu_hour, ",.2f")
         rows.append([place.machine, f"{place.gpus:,}", name, *cells, price, place.why])
-    words = ["The best option of each machine and size that was asked for."] if rows else []
+    sentences = ["The best option of each machine and size that was asked for."] if rows else []
     columns = [(name, 0 < i < 8 and i != 2) for i, name in enumerate(head)]
-    return PageSection("places", "Each machine and size", words, grid=PageTable(columns, rows))
+    return PageSection("places", "Each machine and size", sentences, grid=PageTable(columns, rows))
 
 
 def _tiles(answer: PlanAnswer) -> list[tuple[str, str]]:

@@ -143,8 +143,8 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
         return None
     least = min(fit.error for fit in fitting)
     best, *alike = [fit for fit in fitting if fit.error <= max(AS_WELL * least, least + 0.01)]
-    words = tuple(other.structure.words for other in alike)
-    return Explained(best.structure, _mean(before), best.error, words, best.times, not best.structure.algorithms)
+    alike_texts = tuple(other.structure.words for other in alike)
+    return Explained(best.structure, _mean(before), best.error, alike_texts, best.times, not best.structure.algorithms)
 
 
 class PlayedStructure:

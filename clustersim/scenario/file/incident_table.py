@@ -185,8 +185,8 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def place(self) -> str:
         """Where it strikes, in words: ``"rank 3"``."""
-        where = KINDS[self.kind].where
-        return f"{where} {getattr(self, where)}" if where else "the whole job"
+        field = KINDS[self.kind].where
+        return f"{field} {getattr(self, field)}" if field else "the whole job"
 
     @property
     def since(self) -> float:
@@ -227,7 +227,7 @@ def _hidden(first: Incident, second: Incident) -> bool:
 
 def _go_on_with(*incidents: Incident) -> bool:
     """Whether all are of links, and none hangs the run."""
-    return all(one.link is not None and not one.hangs for one in incidents)
+    return all(incident.link is not None and not incident.hangs for incident in incidents)
 
 
 def _overlap(first: Incident, second: Incident) -> bool:

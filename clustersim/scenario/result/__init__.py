@@ -85,7 +85,7 @@ class Result:
         file = self.scenario.file
         config = self.scenario.config
         runs_as = p.device.runs_as(file.model.dtype)
-        found = summary(
+        figures_of_run = summary(
             self.timeline,
             p.model,
             samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.size("dp"),
@@ -93,7 +93,7 @@ class Result:
             together=self.scenario.strategy.together(config),
             peak=(p.peak_flops, f"dense {runs_as} of {p.devices}"),
         )
-        return told_apart(found, self.where[0]) if self.where else found
+        return told_apart(figures_of_run, self.where[0]) if self.where else figures_of_run
 
     @property
     def figures(self) -> dict[str, float]:

@@ -53,18 +53,18 @@ def _timed_changes(result: Result) -> Iterator[str]:
     window = steady_window(result.timeline)
     length = window.end - window.begin
     n = len(window.steps)
-    for one in result.scenario.file.cluster.changes:
-        seen = _overlap(one, window.begin, window.end) if one.timed else length
+    for change in result.scenario.file.cluster.changes:
+        seen = _overlap(change, window.begin, window.end) if change.timed else length
         if not seen:
             yield (
-                f"{one.match} changes outside of the steps that figures are of, which are from "
+                f"{change.match} changes outside of the steps that figures are of, which are from "
                 f"{format_time(window.begin)} to {format_time(window.end)} of the run; run.steps makes it longer"
             )
         elif seen < length:
             took = np.diff([window.begin, *step_ends(result.timeline)[window.steps].max(axis=1)])
             yield (
-                f"{one.match} is changed for {format_time(seen)} of the {format_time(length)} that figures are of, {n} "
-                f"step(s) of {format_time(took.min())} to {format_time(took.max())}; run.steps makes them more"
+                f"{change.match} is changed for {format_time(seen)} of the {format_time(length)} that figures are of, "
+                f"{n} step(s) of {format_time(took.min())} to {format_time(took.max())}; run.steps makes them more"
             )
 
 

@@ -113,11 +113,13 @@ def step_kind(strategy: str, model: Model, *, split: bool, work: float = math.in
 def trust_in(kind: str, gpu: Device, dtype: str, left: float = 1.0) -> Trust:
     """How far published steps of a :func:`step_kind` were from their predictions, on this GPU; ``left`` : the share of
     the range that measured steps left."""
-    told = any(item.field == "generation" for item in gpu.assumed)  # and is in what is assumed
-    arch = "" if told else gpu.arch
-    found = ranges.of_step(kind, arch=arch)
+    is_counted = any(item.field == "generation" for item in gpu.assumed)  # and is in what is assumed
+    arch = "" if is_counted else gpu.arch
+    around = ranges.of_step(kind, arch=arch)
     assumed = half_width(gpu, dtype) if gpu.assumed else 0.0
-    half = math.hypot(found.p50, ranges.HALF_OF_NINE * assumed)
-    nearly_all = math.hypot(found.p90, assumed)
+    half = math.hypot(around.p50, ranges.HALF_OF_NINE * assumed)
+    nearly_all = math.hypot(around.p90, assumed)
     unseen = "" if ranges.has_steps(arch) else f"{gpu.name} ({arch})"
-    return Trust(left * half, left * nearly_all, found.rows, found.groups, ranges.as_of(), assumed, left, unseen, kind)
+    return Trust(
+        left * half, left * nearly_all, around.rows, around.groups, ranges.as_of(), assumed, left, unseen, kind
+    )

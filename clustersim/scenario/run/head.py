@@ -40,6 +40,6 @@ def _batch(p: Prepared) -> str:
     config = p.scenario.config
     passes = config.gradient_accumulation_steps
     replicas = p.mesh.size("dp")
-    each = f"{config.micro_batch_size:,} sample(s) a micro-batch"
+    micro_batch = f"{config.micro_batch_size:,} sample(s) a micro-batch"
     several = f", {passes:,} micro-batches a step" if passes > 1 else ""
-    return f"{each}{several}, {config.micro_batch_size * passes * replicas:,} samples a step"
+    return f"{micro_batch}{several}, {config.micro_batch_size * passes * replicas:,} samples a step"

@@ -57,8 +57,8 @@ class ScenarioParts:
     def resized(self, size: int) -> MemoryUse:
         """``use`` with micro-batches of ``size`` samples, and everything else as it is."""
         if self.split is not None:
-            other = self.split.resized(size)
-            return other.memory[other.worst]
+            resized = self.split.resized(size)
+            return resized.memory[resized.worst]
         config = msgspec.structs.replace(self.scenario.config, micro_batch_size=size)
         return memory_of(replace(self.scenario, config=config), self.model, self.topology, self.mesh)
 

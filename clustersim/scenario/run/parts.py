@@ -49,17 +49,17 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
     with scenario.at("$.cluster.device"):
         gpu = gpu_of(scenario)
     with scenario.at("$.cluster.topology"):
-        found = located(scenario, "cluster.topology", cluster.topology)
+        machine_file = located(scenario, "cluster.topology", cluster.topology)
     with scenario.at("$.cluster.measured"):
-        told = fabrics.numbers_of(cluster.measured, "[cluster]") if cluster.measured else ()
+        numbers = fabrics.numbers_of(cluster.measured, "[cluster]") if cluster.measured else ()
     with scenario.at("$.cluster.fabric" if cluster.fabric else "$.cluster.topology"):
-        topology = fitting.load(found, cluster.nodes, gpu, cluster.fabric, told)
-    for i, one in enumerate(cluster.changes):
-        if one.timed:
+        topology = fitting.load(machine_file, cluster.nodes, gpu, cluster.fabric, numbers)
+    for i, change in enumerate(cluster.changes):
+        if change.timed:
             continue
         with scenario.at(f"$.cluster.changes[{i}]"):
-            rate = None if one.bandwidth is None else float(one.bandwidth)
-            topology = fabrics.change(topology, fabrics.Change(one.match, one.factor, rate, one.remove))
+            rate = None if change.bandwidth is None else float(change.bandwidth)
+            topology = fabrics.change(topology, fabrics.Change(change.match, change.factor, rate, change.remove))
     for i, incident in enumerate(scenario.file.incident):
         with scenario.at(f"$.incident[{i}].{KINDS[incident.kind].where or 'kind'}"):
             topology = misplaced(topology, incident)
@@ -99,8 +99,8 @@ def located(scenario: Scenario, field: str, name: str) -> str:
     if changed and there(name):
         return name
     if changed and not there(own):
-        where = f"neither in the working folder nor beside {scenario.path.name}"
-        raise ScenarioError(f"no file {shown(name)}: {where} (at $.{field})")
+        places = f"neither in the working folder nor beside {scenario.path.name}"
+        raise ScenarioError(f"no file {shown(name)}: {places} (at $.{field})")
     return str(own)
 
 
@@ -149,18 +149,18 @@ def _traced(scenario: Scenario, name: str) -> Model:
 def shape_of(scenario: Scenario) -> ModelShape:
     """The model's sizes, which degrees of parallelism must divide."""
     model = model_of(scenario)
-    found = transformer_of(scenario)
-    if found is None:
+    transformer = transformer_of(scenario)
+    if transformer is None:
         layers = model.n_blocks or len(model.layers)
         return ModelShape(layers, model.seq_len, model.hidden, model.heads, model.heads)
-    experts = found.experts
+    experts = transformer.experts
     return ModelShape(
-        found.layers,
+        transformer.layers,
         model.seq_len,
-        found.d_model,
-        found.heads,
-        found.kv_heads,
-        ffn=0 if experts and experts.are_in(0) else found.d_ff,
+        transformer.d_model,
+        transformer.heads,
+        transformer.kv_heads,
+        ffn=0 if experts and experts.are_in(0) else transformer.d_ff,
         experts=experts.count if experts else 0,
         moe_ffn=experts.width if experts else 0,
         shared_ffn=experts.shared if experts else 0,
@@ -272,8 +272,8 @@ def cores_of(topology: Topology, mesh: Mesh) -> float:
     homes = mesh.gpus[: mesh.workers].tolist()
     if any(topology.vertex_kinds[vertex] != CPU for vertex in homes):
         return 0.0
-    each = mesh.world_size / mesh.n_nodes  # servers are processes, too
-    share = (topology.node_types[int(topology.vertex_node[homes[0]])].cores or each) / each
+    processes = mesh.world_size / mesh.n_nodes  # servers are processes, too
+    share = (topology.node_types[int(topology.vertex_node[homes[0]])].cores or processes) / processes
     return float(int(share)) if share >= 1 else share
 
 
@@ -315,11 +315,11 @@ class _Card(NamedTuple):
     @property
     def device(self) -> Device:
         """It as it runs here."""
-        found = self.shipped
+        gpu = self.shipped
         if self.fitted is not None:
-            found = with_efficiencies(found, self.fitted.values("device"))
-        found = paced(faster(found, self.speed), self.kernels, self.host)
-        return of_cores(found, self.cores) if self.cores else found
+            gpu = with_efficiencies(gpu, self.fitted.values("device"))
+        gpu = paced(faster(gpu, self.speed), self.kernels, self.host)
+        return of_cores(gpu, self.cores) if self.cores else gpu
 
 
 @kept_with_first(maxsize=128)
@@ -336,11 +336,11 @@ def _optimizer(scenario: Scenario) -> str | None:
         kind = scenario.strategy.name
         away = getattr(scenario.config, "cpu_offload", False) or getattr(scenario.config, "offloads_optimizer", False)
         if kind not in row.kinds or splits(scenario) or away:
-            where = (
+            place_text = (
                 "on the host" if away else "where [parallel] splits the model" if splits(scenario) else f"with {kind!r}"
             )
             raise ScenarioError(
-                f"optimizer {name!r} is not played {where}; it is with strategies "
+                f"optimizer {name!r} is not played {place_text}; it is with strategies "
                 f"{', '.join(row.kinds)}, or use 'adamw' (at $.run.optimizer)"
             )
     return None if name == "none" else name

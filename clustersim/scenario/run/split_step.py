@@ -108,16 +108,16 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
     return Split(scenario, parallel, mesh, parts, row, orders, gpu)
 
 
-def _partly_recomputed(some: Partition, every: Partition, orders: Orders, count: int) -> Partition:
-    """The partition ``some``, whose stages pass the micro-batches that ``count`` leaves over as those of ``every``,
+def _partly_recomputed(partly: Partition, every: Partition, orders: Orders, count: int) -> Partition:
+    """The partition ``partly``, whose stages pass the micro-batches that ``count`` leaves over as those of ``every``,
     which recomputes all layers. ``count`` : micro-batches of each window that recompute some; 0 is none.
 
     A stage holds as many activations as its warm-up has forwards, later stages fewer, and keeps what it has room for
     (Megatron-LM core/pipeline_parallel/schedules.py; Korthikanti et al., arXiv:2205.05198, appendix C).
     """
-    pairs = zip(some.stages, every.stages, orders, strict=True)
-    stages = tuple(replace(one, again=all_.chunks, repeated=beyond(order, count)) for one, all_, order in pairs)
-    return replace(some, stages=stages)
+    pairs = zip(partly.stages, every.stages, orders, strict=True)
+    stages = tuple(replace(stage, again=all_.chunks, repeated=beyond(order, count)) for stage, all_, order in pairs)
+    return replace(partly, stages=stages)
 
 
 def beyond(order: Order, count: int) -> frozenset[tuple[int, int]]:
@@ -353,15 +353,15 @@ def _told(split: Split) -> Iterator[str]:
             yield f"{name} changes nothing here: {need}"
     if not parallel.splits and isinstance(scenario.config, DDPConfig):
         yield _framework(split, scenario.config)
-    if not whole and (said := _strategy_not_played(scenario)):
-        yield f"{', '.join(said)} changes nothing beside a split model, whose replicas are [parallel]'s"
+    if not whole and (unplayed := _strategy_not_played(scenario)):
+        yield f"{', '.join(unplayed)} changes nothing beside a split model, whose replicas are [parallel]'s"
 
 
 def _types(scenario: Scenario) -> str:
     """In what Megatron's parameters are, where the scenario does not say it."""
-    said = "strategy.param_dtype" in scenario.changes or "param_dtype" in scenario.table.get("strategy", {})
+    is_said = "strategy.param_dtype" in scenario.changes or "param_dtype" in scenario.table.get("strategy", {})
     dtype = scenario.config.param_dtype
-    if said or dtype == "fp32" or not isinstance(scenario.config, DDPConfig):
+    if is_said or dtype == "fp32" or not isinstance(scenario.config, DDPConfig):
         return ""
     return (
         f"parameters in {dtype} with fp32 copies in the optimizer, as Megatron-LM keeps them (strategy.param_dtype = "
@@ -377,8 +377,8 @@ def _framework(split: Split, config: DDPConfig) -> str:
     buckets = "buckets beside backward" if parallel.overlap_grad_reduce else "one bucket behind backward"
     masters = ", fp32 main parameters" if made.copies else ""
     owner = "Megatron-Core" if parallel.framework == MEGATRON else f"Megatron-Core with {parallel.framework}'s defaults"
-    said = "" if config.framework else f", since {cause_of(scenario)} (strategy.framework)"
-    return f"ddp: that of {owner} ({buckets}, gradients in {made.grad_dtype}{masters}), not PyTorch's{said}"
+    cause_text = "" if config.framework else f", since {cause_of(scenario)} (strategy.framework)"
+    return f"ddp: that of {owner} ({buckets}, gradients in {made.grad_dtype}{masters}), not PyTorch's{cause_text}"
 
 
 def _needs(row: Schedule, parallel: ParallelConfig, *, whole: bool) -> Iterator[tuple[str, str]]:
@@ -424,5 +424,5 @@ def _strategy_not_played(scenario: Scenario) -> list[str]:
         "framework",
     }
     plain = type(config)()
-    said = [name for name in scenario.file.strategy if name not in played]
-    return [f"strategy.{name}" for name in said if getattr(config, name) != getattr(plain, name)]
+    unplayed = [name for name in scenario.file.strategy if name not in played]
+    return [f"strategy.{name}" for name in unplayed if getattr(config, name) != getattr(plain, name)]

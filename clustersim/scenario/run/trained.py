@@ -47,8 +47,8 @@ def refuse_split(scenario: Scenario, what: str, degree: str = "") -> None:
     """Raise :class:`ScenarioError` for what is not played in a split model, or at a ``degree`` above 1."""
     parallel = scenario.file.parallel
     if parallel is not None and (getattr(parallel, degree) > 1 if degree else splits(scenario)):
-        where = f"with {degree} = {getattr(parallel, degree)}" if degree else "where [parallel] splits the model"
-        raise ScenarioError(f"{what} is not played {where}; leave one of them out")
+        split_text = f"with {degree} = {getattr(parallel, degree)}" if degree else "where [parallel] splits the model"
+        raise ScenarioError(f"{what} is not played {split_text}; leave one of them out")
 
 
 def trained_of(scenario: Scenario) -> Trained:
@@ -80,9 +80,11 @@ def _refuse_partly(scenario: Scenario) -> None:
     """Raise :class:`ScenarioError` for a strategy that does not play frozen parts."""
     from clustersim.training.strategies import STRATEGIES
 
-    known = ", ".join(repr(name) for name, row in STRATEGIES.items() if row.partly)
+    partial_kinds = ", ".join(repr(name) for name, row in STRATEGIES.items() if row.partly)
     if not scenario.strategy.partly:
-        raise ScenarioError(f"strategy {scenario.strategy.name!r} does not play frozen parts; use one of {known}")
+        raise ScenarioError(
+            f"strategy {scenario.strategy.name!r} does not play frozen parts; use one of {partial_kinds}"
+        )
     adapter = scenario.file.model.adapter
     config = scenario.config
     packed = adapter is not None and adapter.load_in_4bit

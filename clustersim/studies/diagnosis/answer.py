@@ -170,17 +170,17 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
     """Who is to blame, by what files say. Raises :class:`TraceError` where none of them says anything of a fault."""
     site = _site(read)
     suspects = site.suspects()
-    findings = [told for kind, answer in read for told in _findings(kind, answer, suspects, site)]
+    findings = [finding for kind, answer in read for finding in _findings(kind, answer, suspects, site)]
     tables = [answer for _, answer in read if isinstance(answer, Samples)]
     findings += benchmark_findings.of_tests(tables, suspects)
     if not findings:
         sources = "; ".join(SOURCES.values())
         raise TraceError(f"none of these files says anything of a fault; what does: {sources}")
     order = ranked(suspects, findings)
-    given = [name for name in SOURCES if any(told.source == name for told in findings)]
+    given = [name for name in SOURCES if any(finding.source == name for finding in findings)]
     return Diagnosis(
         suspects=[_told(suspect, share) for suspect, share in order[:LISTED]],
-        findings=[told.text for told in findings],
+        findings=[finding.text for finding in findings],
         sources=given,
         decides=_decides(order[0], order[1], given),
         ranks=site.ranks,
@@ -188,8 +188,8 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
 
 
 def _told(suspect: Suspect, share: float) -> RankedSuspect:
-    where = (suspect.place, suspect.rank, suspect.host, suspect.port)
-    return RankedSuspect(suspect.kind, *where, round(share, 4), NEXT[suspect.kind])
+    places = (suspect.place, suspect.rank, suspect.host, suspect.port)
+    return RankedSuspect(suspect.kind, *places, round(share, 4), NEXT[suspect.kind])
 
 
 def read_files(

@@ -129,8 +129,8 @@ def ranked(suspects: Sequence[Suspect], findings: Sequence[Finding]) -> list[tup
     weights = []
     for suspect in suspects:
         weight = 1.0 / of_kind[suspect.kind]
-        for told in findings:
-            weight *= told.likelihood[suspect]
+        for finding in findings:
+            weight *= finding.likelihood[suspect]
         weights.append(weight)
     total = sum(weights) / (1.0 - ANOTHER)
     shares = [weight / total for weight in weights]

@@ -49,8 +49,12 @@ def given_answer(path: Path) -> ExamAnswer:
         data = path.read_bytes()
     except OSError as error:
         raise ClusterSimError(f"{path}: cannot be read: {error.strerror}") from None
-    said = decoded(data, _GivenAnswer, f"{path}: is no answer in JSON", ClusterSimError)
-    answer = said.suspects[0] if said.suspects else ExamAnswer(said.kind or "", said.rank, said.host, said.port)
+    answer_given = decoded(data, _GivenAnswer, f"{path}: is no answer in JSON", ClusterSimError)
+    answer = (
+        answer_given.suspects[0]
+        if answer_given.suspects
+        else ExamAnswer(answer_given.kind or "", answer_given.rank, answer_given.host, answer_given.port)
+    )
     if answer.kind not in KINDS and answer.kind != "nothing":
         raise ClusterSimError(f"{path}: no kind {shown(answer.kind)}; {nearest(answer.kind, KINDS)} (at $.kind)")
     return answer

@@ -86,8 +86,8 @@ def kept(answer: PlanAnswer, out: Path) -> PlanAnswer:
     from anywhere."""
 
     def moved(row: ChosenRow) -> ChosenRow:
-        where = row.path if Path(row.path).is_absolute() else os.path.relpath(row.path, out)
-        return structs.replace(row, path=where)
+        path = row.path if Path(row.path).is_absolute() else os.path.relpath(row.path, out)
+        return structs.replace(row, path=path)
 
     places = [row if row.best is None else structs.replace(row, best=moved(row.best)) for row in answer.places]
     return structs.replace(answer, front=[moved(row) for row in answer.front], places=places)
@@ -155,13 +155,13 @@ def _mfu(option: PlanOption, found: SearchResult, dtype: str) -> float | None:
         return None
     if option.result.mfu is not None:
         return option.result.mfu
-    mine = option.candidate
-    topology = found.topologies[mine.machine.label, mine.nodes]
+    candidate = option.candidate
+    topology = found.topologies[candidate.machine.label, candidate.nodes]
     gpus = {kind.device for kind in topology.node_types}
     if len(gpus) > 1 or not found.flops:
         return None
     gpu = device(gpus.pop())
-    return found.flops * mine.batch / option.step_s / mine.gpus / gpu.peak[gpu.runs_as(dtype)]
+    return found.flops * candidate.batch / option.step_s / candidate.gpus / gpu.peak[gpu.runs_as(dtype)]
 
 
 def landscape(searched: SearchResult) -> Iterator[Degrees]:

@@ -16,11 +16,11 @@ Site = tuple[str, int]
 def best_of_places(plan: PlanFile, found: SearchResult) -> Iterator[tuple[Site, PlanOption | None, str]]:
     """Every machine with every number of nodes, in the file's order: its best option, and why that is or is not worth
     having; without an option, why none is possible."""
-    there: defaultdict[Site, list[PlanOption]] = defaultdict(list)
+    options_at: defaultdict[Site, list[PlanOption]] = defaultdict(list)
     for option in found.options:
-        there[option.candidate.machine.label, option.candidate.nodes].append(option)
+        options_at[option.candidate.machine.label, option.candidate.nodes].append(option)
     for site, gpus in found.gpus.items():
-        options = there[site]
+        options = options_at[site]
         best = max(options, key=_merit, default=None)
         if best is not None and best.rate:
             yield site, best, _why(best, options, found)

@@ -228,9 +228,11 @@ class KnownCandidates:
         or had its runs; and so has its sort there, a strategy with its numbers."""
         place = self.sieve.place(option.candidate)
         fastest_possible = -self.best[option.candidate.number][0]
-        there = self._rates[place, "", rough]
+        rates_there = self._rates[place, "", rough]
         alike = self._rates[place, option.candidate.form.sort, rough]
-        enough = len(there) >= (OUTSIDE if rough else FINALISTS) or max(there, default=0.0) >= fastest_possible
+        enough = (
+            len(rates_there) >= (OUTSIDE if rough else FINALISTS) or max(rates_there, default=0.0) >= fastest_possible
+        )
         if self.sieve.place(other.candidate) == place:
             enough = True
         return enough and len(alike) >= (FINALISTS if rough else 1)

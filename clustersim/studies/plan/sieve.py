@@ -56,17 +56,17 @@ class OptionSieve(KnownMachines):
                 yield option.number, self._whole(option)
         shape = None
         model = None
-        for mine in sorted(forms.values(), key=_alike):
+        for same_form in sorted(forms.values(), key=_alike):
             try:
-                scenario = scenario_of(self.plan, self.path, mine[0])
+                scenario = scenario_of(self.plan, self.path, same_form[0])
                 if shape is None or model is None:
                     shape = shape_of(scenario)
                     model = model_of(scenario)
                 form = FormFamily(self, scenario, model, shape)
             except ClusterSimError as error:
-                yield from ((option.number, RefusedOption("error", str(error))) for option in mine)
+                yield from ((option.number, RefusedOption("error", str(error))) for option in same_form)
                 continue
-            for option in mine:
+            for option in same_form:
                 try:
                     yield option.number, form.look(option)
                 except ClusterSimError as error:

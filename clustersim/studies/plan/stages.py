@@ -40,7 +40,9 @@ def _bytes(stage: Stage, batch: MicroBatchStash) -> Floats:
     """(4 x chunks,) of a micro-batch: kept until the input gradient, until the weight gradient, stashed in between, and
     what backward has beside that at its fullest moment."""
     chunk_bytes = [MicroBatchBytes.of(chunk, batch) for chunk in stage.chunks]
-    rows = [(one.kept + one.fp32, one.for_weights, one.stashed, one.repeated - one.returned) for one in chunk_bytes]
+    rows = [
+        (part.kept + part.fp32, part.for_weights, part.stashed, part.repeated - part.returned) for part in chunk_bytes
+    ]
     return np.array(rows, dtype=np.float64).T.reshape(-1)
 
 

@@ -46,11 +46,11 @@ def scenario_has_experts(plan: PlanFile, path: str | Path, options: Sequence[Pla
 
 def _splits(experts: bool, options: Sequence[PlanCandidate]) -> Iterator[str]:
     degrees = [option.form.degrees for option in options]
-    if all(each["tp"] == 1 for each in degrees):
+    if all(degree["tp"] == 1 for degree in degrees):
         yield "tensor parallelism (tp of [try.parallel])"
-    if all(each["pp"] == 1 for each in degrees) and max(option.nodes for option in options) > 1:
+    if all(degree["pp"] == 1 for degree in degrees) and max(option.nodes for option in options) > 1:
         yield "a pipeline (pp of [try.parallel])"
-    if experts and all(each["ep"] == 1 for each in degrees):
+    if experts and all(degree["ep"] == 1 for degree in degrees):
         yield "expert parallelism (ep of [try.parallel])"
     shared = (
         option.form.strategy["kind"] in GATHERING or option.form.parallel.get("use_distributed_optimizer")

@@ -122,7 +122,9 @@ def _tempting(plan: PlanFile, searched: SearchResult) -> str:
         return ""
     sentences = []
     for has_room in (True, False):
-        option = max((each for each in faster if each.has_room == has_room), key=lambda each: each.rate, default=None)
+        option = max(
+            (rival for rival in faster if rival.has_room == has_room), key=lambda rival: rival.rate, default=None
+        )
         if option is None:
             continue
         spent = "" if has_room else _spend(option, unit)

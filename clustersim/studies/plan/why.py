@@ -90,9 +90,9 @@ def _slower(option: PlanOption, searched: SearchResult) -> str:
     has one."""
     candidate = option.candidate
     place = candidate.machine, candidate.nodes
-    there = [rival for rival in searched.front if (rival.candidate.machine, rival.candidate.nodes) == place]
+    rivals = [rival for rival in searched.front if (rival.candidate.machine, rival.candidate.nodes) == place]
     first = min(searched.front, key=lambda rival: rival.robust)
-    fastest = min(there, key=lambda rival: rival.robust) if there else first
+    fastest = min(rivals, key=lambda rival: rival.robust) if rivals else first
     where_text = " there" if fastest is not first else ""
     return f"{1 - option.rate / fastest.rate:.0%} slower than the fastest{where_text}, roughly"
 
@@ -222,7 +222,7 @@ def rule_told(searched: SearchResult) -> str:
     if not searched.front or not searched.split:
         return ""
     chosen = searched.front[0]
-    alike = [one for one in searched.options if one.candidate.form.recipe == chosen.candidate.form.recipe]
+    alike = [option for option in searched.options if option.candidate.form.recipe == chosen.candidate.form.recipe]
     ruled = rule(alike).get((chosen.candidate.machine.label, chosen.candidate.nodes))
     if ruled is None or not ruled.rate or ruled.candidate.number == chosen.candidate.number:
         return ""

@@ -176,9 +176,9 @@ def _precision(kind: str, common: Table, states: str) -> Table:
     return {"orig_dtype": dtype} if kind == "fsdp" else {}
 
 
-def bytes_a_parameter(found: ScenarioParts) -> float:
+def bytes_a_parameter(parts: ScenarioParts) -> float:
     """Of parameters, gradients and optimizer together, where nothing is shared out and nothing split [bytes]."""
-    return found.whole().model_states / found.model.parameters
+    return parts.whole().model_states / parts.model.parameters
 
 
 def split_forms(parts: ScenarioParts, parallel: ParallelConfig) -> Iterator[ComparisonCase]:
@@ -257,13 +257,13 @@ def _gpus(own: Scenario) -> int:
 
 def _row(own: Scenario, form: ComparisonCase) -> ComparisonRow:
     try:
-        made = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS))
-        result = made.run()
-        each = bytes_a_parameter(held(made))
+        other_scenario = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS))
+        result = other_scenario.run()
+        state_bytes = bytes_a_parameter(held(other_scenario))
     except ClusterSimError as error:
         return ComparisonRow(form.kind, form.variant, form.own, reason=told(str(error)))
     figures = {name: result.summary[name] for name in ComparisonRow.__struct_fields__ if name in result.summary}
-    figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits, "bytes_per_parameter": each}
+    figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits, "bytes_per_parameter": state_bytes}
     return ComparisonRow(
         form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict)
     )

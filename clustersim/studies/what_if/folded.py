@@ -90,21 +90,21 @@ def folded(
     """
     factors = factors or {}
     speed = speed_of(factors)
-    found = held(scenario, speed)
-    found = replace(found, topology=widened(found.topology, factors))
-    gpu, cost = cost_of(found.scenario, found.topology, found.mesh, found.model, speed)
-    split = found.split
+    parts = held(scenario, speed)
+    parts = replace(parts, topology=widened(parts.topology, factors))
+    gpu, cost = cost_of(parts.scenario, parts.topology, parts.mesh, parts.model, speed)
+    split = parts.split
     cluster = scenario.file.cluster
     differ = (
         cost.jitter
         or cluster.slow
-        or any(one.timed for one in cluster.changes)
+        or any(change.timed for change in cluster.changes)
         or scenario.file.run.variation is not None
         or scenario.file.incident
     )
     if split is None or differ or not split.schedule.synchronous:
-        return FoldedStep(rerun_with(scenario, factors), memory=found.use.fits(found.card))
-    return _ScenarioFold(found, split, gpu, cost, roughly or sketched, sketched).result()
+        return FoldedStep(rerun_with(scenario, factors), memory=parts.use.fits(parts.card))
+    return _ScenarioFold(parts, split, gpu, cost, roughly or sketched, sketched).result()
 
 
 @dataclass(eq=False)
@@ -170,15 +170,15 @@ class _ScenarioFold:
         if not self.sketched:
             return measured_step(self._simulate(representative(program, mesh, self._played)))
         sketch = Sketch(program, mesh)
-        made, keys = sketch.alone(self._taken)
+        lone_program, keys = sketch.alone(self._taken)
         if keys:
-            self._taken |= taken(self._simulate(representative(made, mesh, self._kept)), keys)
+            self._taken |= taken(self._simulate(representative(lone_program, mesh, self._kept)), keys)
         return sketch.seconds(self._taken)
 
     def _simulate(self, part: Representative) -> Timeline:
-        found = self.found
-        backend = backend_of(found.scenario, found.topology, found.mesh)
-        return play(found.scenario, part.program, found.topology, part.mesh, backend=backend, whole=part.whole)
+        parts = self.found
+        backend = backend_of(parts.scenario, parts.topology, parts.mesh)
+        return play(parts.scenario, part.program, parts.topology, part.mesh, backend=backend, whole=part.whole)
 
     @cached_property
     def _kept(self) -> Ints:
@@ -187,15 +187,15 @@ class _ScenarioFold:
         mesh = self.found.mesh
         inside = mesh.size("tp", "cp")
         unit = lcm(inside, mesh.nproc_per_node, mesh.size("ep") * mesh.size("etp"))
-        kept = np.arange(mesh.workers, dtype=np.int64)
+        ranks = np.arange(mesh.workers, dtype=np.int64)
         if sharding_zero(self.found.scenario):  # its reductions go to each rank in turn
-            return kept
+            return ranks
         if mesh.size("dp") % (unit // inside) == 0 and mesh.size("dp_replicate") == 1:
-            kept = kept[mesh.coordinates("dp")[kept] < unit // inside]
-        each = self._gpus_of_a_nic
-        if each and mesh.nproc_per_node % mesh.size("tp") == 0 and mesh.size("tp") % each == 0:
-            kept = kept[mesh.coordinates("tp")[kept] < each]
-        return kept
+            ranks = ranks[mesh.coordinates("dp")[ranks] < unit // inside]
+        per_nic = self._gpus_of_a_nic
+        if per_nic and mesh.nproc_per_node % mesh.size("tp") == 0 and mesh.size("tp") % per_nic == 0:
+            ranks = ranks[mesh.coordinates("tp")[ranks] < per_nic]
+        return ranks
 
     @cached_property
     def _played(self) -> Ints:
@@ -231,16 +231,16 @@ class _ScenarioFold:
         called = not self.roughly and local_cost(scenario, self.gpu, self.cost).host is not None
         if shared or paired or called or not (self.roughly or self._apart):
             return None
-        known: dict[object, Known] = {}
+        stage_costs: dict[object, Known] = {}
         every = []
         for rank, stage in enumerate(self.split.partition.stages):
             key = self._place(rank), tuple(what(chunk, "") for chunk in stage.chunks)
-            if key not in known:
-                found = self._alone(rank, stage)
-                if found is None:
+            if key not in stage_costs:
+                stage_cost = self._alone(rank, stage)
+                if stage_cost is None:
                     return None
-                known[key] = found
-            every.append(known[key])
+                stage_costs[key] = stage_cost
+            every.append(stage_costs[key])
         return tuple(every)
 
     def _alone(self, rank: int, stage: Stage) -> Known | None:
@@ -248,10 +248,10 @@ class _ScenarioFold:
         mesh = self.found.mesh
         recipe = recipe_of(self.split, self.cost)
         local = local_cost(scenario, self.gpu, self.cost)
-        here = StageOps(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
-        program, passes = alone(here, stage, recipe.orders[rank], self.cost.overlap_slowdown)
-        mine = self._kept[np.isin(self._kept, here.ranks)]
-        return spent(self._simulate(representative(program, mesh, mine)), passes, apart=self.roughly)
+        stage_ops = StageOps(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
+        program, passes = alone(stage_ops, stage, recipe.orders[rank], self.cost.overlap_slowdown)
+        own_ranks = self._kept[np.isin(self._kept, stage_ops.ranks)]
+        return spent(self._simulate(representative(program, mesh, own_ranks)), passes, apart=self.roughly)
 
     def _place(self, rank: int) -> bytes:
         """Where in its nodes a stage is."""
@@ -273,7 +273,7 @@ class _ScenarioFold:
         items = [i for stage in self.split.partition.stages for x in stage.layers for i in (*x.forward, *x.backward)]
         dims = {item.dims for item in items if isinstance(item, Exchange) and mesh.size(*item.dims) > 1}
         node = top.vertex_node[mesh.gpus]
-        inside = all((node[mesh.groups(*one)] == node[mesh.groups(*one)[:, :1]]).all() for one in dims)
+        inside = all((node[mesh.groups(*names)] == node[mesh.groups(*names)[:, :1]]).all() for names in dims)
         recipe = recipe_of(self.split, self.cost)
         blocking = recipe.messages != "overlapped"
         pairs = np.unique(np.stack([node, mesh.coordinates("pp")]), axis=1)

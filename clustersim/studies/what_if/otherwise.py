@@ -160,16 +160,16 @@ def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list
         if frozenset(gone) in tried:
             continue
         tried.add(frozenset(gone))
-        words = " and ".join(f"{one}={plainly(scenario.changes[one])}" for one in gone)
+        names_text = " and ".join(f"{name}={plainly(scenario.changes[name])}" for name in gone)
         if without_key is None:
-            lines.append(f"{words} cannot be left out: {step}")
+            lines.append(f"{names_text} cannot be left out: {step}")
         elif _says(without_key) == _says(scenario):
-            lines.append(f"{words} changed nothing: it is what the scenario says anyway")
+            lines.append(f"{names_text} changed nothing: it is what the scenario says anyway")
         elif isinstance(step, float) and abs(step - took) > SAME * took:
             change = f"{abs(1 - step / took):.1%} {'less' if step < took else 'more'}"
-            did.append(f"without {words} a step takes {format_time(step)}, {change} (run again)")
+            did.append(f"without {names_text} a step takes {format_time(step)}, {change} (run again)")
         else:
-            lines.append(f"{words} changed nothing: {_why(key, timeline, exposed)}")
+            lines.append(f"{names_text} changed nothing: {_why(key, timeline, exposed)}")
     return did, lines
 
 
@@ -180,15 +180,15 @@ def _without(scenario: Scenario, key: str, took: float) -> tuple[list[str], Scen
     """
     keys = list(scenario.changes)
     later = keys[keys.index(key) :]
-    others = [[key, one] for one in keys if one != key]
+    pairs = [[key, second] for second in keys if second != key]
     wrong: ClusterSimError | None = None
-    for gone in ([key], *others, later, keys):
+    for gone in ([key], *pairs, later, keys):
         left = {name: value for name, value in scenario.changes.items() if name not in gone}
         try:
-            other = load(scenario.path, left)
-            if _says(other) == _says(scenario):
-                return gone, other, took
-            return gone, other, float(breakdown(other.run().timeline).step_time_s)
+            without = load(scenario.path, left)
+            if _says(without) == _says(scenario):
+                return gone, without, took
+            return gone, without, float(breakdown(without.run().timeline).step_time_s)
         except ClusterSimError as error:
             wrong = wrong or error
     return [key], None, str(wrong)
