@@ -185,7 +185,6 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
     from clustersim.collectives.base import Group, Request
     from clustersim.collectives.nccl_why import why
     from clustersim.core.program import DTYPE_BYTES
-    from clustersim.core.ranges import collective_words, of_collective
 
     request = Request(
         kind,
@@ -202,10 +201,6 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
     if settings.fidelity == "chunk":
         seconds = _chunked(request, group, mesh, settings)
     rate = nbytes / seconds if seconds else 0.0
-    notes = [f"assumed: {text}" for text in topology.assumed]
-    if settings.backend == "nccl" and nbytes:
-        around = of_collective(topology, nbytes, group.n_nodes, kind)
-        notes.append(collective_words(around, nbytes, kind, group.n_nodes))
     return CollectiveRow(
         collective=kind,
         size_bytes=int(nbytes),
@@ -220,10 +215,20 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
         algorithm=plan.algorithm,
         protocol=plan.protocol,
         channels=plan.n_channels,
-        notes=notes,
+        notes=list(_notes(request, group, settings)),
         fidelity=settings.fidelity,
         alternatives=why(request, group) if settings.why else msgspec.UNSET,
     )
+
+
+def _notes(request: Request, group: Group, settings: CollectiveOptions) -> Iterator[str]:
+    """What is assumed of the machine, and how far NCCL's times may be off."""
+    from clustersim.core.ranges import collective_words, of_collective
+
+    yield from (f"assumed: {text}" for text in group.topology.assumed)
+    if settings.backend == "nccl" and request.nbytes:
+        around = of_collective(group.topology, request.nbytes, group.n_nodes, request.kind)
+        yield collective_words(around, request.nbytes, request.kind, group.n_nodes)
 
 
 RATES = (100, 200, 400)

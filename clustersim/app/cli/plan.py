@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from clustersim.app.cli.tables import number_table, rich_table, stdout
 from clustersim.core.errors import ClusterSimError
 
 if TYPE_CHECKING:
+    from clustersim.app.cli.fitting import Terminal
     from clustersim.studies.plan.rows import ChosenRow, PlaceRow, PlanAnswer, PlanRow
 
 
@@ -88,13 +90,7 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
     figures = ("GPUs", f"{unit}/s", "MFU", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
     console.print(number_table(title, ("option", *figures), ((row.option, *_cells(row)) for row in result.front)))
     if len(result.places) > 1:
-        columns = ("nodes x machine", *figures, "USD/GPU-h")
-        of_places = ((f"{place.nodes:,} x {place.machine}", *_place_cells(place)) for place in result.places)
-        console.print(number_table("the best of each machine and size", columns, of_places))
-        for place in result.places:
-            best = f"{place.best.option}: " if place.best else ""
-            fit = f"; {place.best.fit}" if place.best and place.best.fit else ""
-            console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}{fit}")
+        _print_places(console, result, figures)
     if rivals := [row for row in result.alternatives if row.rate]:
         console.print(
             number_table(
@@ -123,6 +119,16 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
         console.say(f"launch it: {result.launch}")
     console.say(*(f"assumed: {line}" for line in result.assumptions))
     console.say(f"wrote {', '.join(wrote)}")
+
+
+def _print_places(console: Terminal, result: PlanAnswer, figures: Sequence[str]) -> None:
+    columns = ("nodes x machine", *figures, "USD/GPU-h")
+    of_places = ((f"{place.nodes:,} x {place.machine}", *_place_cells(place)) for place in result.places)
+    console.print(number_table("the best of each machine and size", columns, of_places))
+    for place in result.places:
+        best = f"{place.best.option}: " if place.best else ""
+        fit = f"; {place.best.fit}" if place.best and place.best.fit else ""
+        console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}{fit}")
 
 
 def _place_cells(place: PlaceRow) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from clustersim.app.plots.drawing import (
     titled,
 )
 from clustersim.app.plots.style import FAINT, INK, QUIET, curve_styles, series
-from clustersim.core.arrays import Ints
+from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ClusterSimError, ProgramError
 
 MOST_CURVES = 8
@@ -147,20 +147,8 @@ def scaling(
         left, right = figure.subplots(2, 1)
     else:
         left, right = figure.subplots(1, 2, width_ratios=[1.25, 1.0])
-    first_n, first_rate = next(iter(points.values()))
     if ideal:
-        most = max(float(n.max()) for n, _ in points.values())
-        n = np.array([first_n[0], most])
-        left.plot(n, first_rate[0] * n / first_n[0], color=QUIET, lw=1.2, ls=(0, (4, 3)), zorder=1)
-        left.annotate(
-            "ideal",
-            (n[-1], first_rate[0] * n[-1] / n[0]),
-            xytext=(-4, 2),
-            textcoords="offset points",
-            fontsize=8.5,
-            color=QUIET,
-            ha="right",
-        )
+        _draw_ideal(left, list(points.values()))
     styles = curve_styles(points)
     for name, (n, rate) in points.items():
         styles[name].draw(left, n, rate, name)
@@ -181,6 +169,23 @@ def scaling(
         for name, (n, rate) in points.items()
     )
     return titled(figure, title, f"Scaling curves. {'; '.join(captions)}.")
+
+
+def _draw_ideal(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> None:
+    """What perfect scaling of the first of (number of GPUs, throughput) would reach."""
+    first_n, first_rate = curves[0]
+    most = max(float(n.max()) for n, _ in curves)
+    n = np.array([first_n[0], most])
+    axes.plot(n, first_rate[0] * n / first_n[0], color=QUIET, lw=1.2, ls=(0, (4, 3)), zorder=1)
+    axes.annotate(
+        "ideal",
+        (n[-1], first_rate[0] * n[-1] / n[0]),
+        xytext=(-4, 2),
+        textcoords="offset points",
+        fontsize=8.5,
+        color=QUIET,
+        ha="right",
+    )
 
 
 def _dressed(axes: Axes, heading: str, x: str) -> None:

@@ -29,7 +29,7 @@ from clustersim.app.plots.style import (
     part_styles,
     time_unit,
 )
-from clustersim.core.arrays import Floats
+from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.facts import MemoryMoments
 from clustersim.core.memory_parts import part_label
@@ -78,19 +78,8 @@ def stage_bars(rows: Sequence[StageSeconds], title: str | None = None, *, ax: Ax
             lw=look.width,
             hatch=look.hatch or None,
         )
-        for height, start, size, row in zip(y, left, width, bars, strict=True):
-            if size > 0.04 * row.step * scale:
-                box = None if key == "compute" else {"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85}
-                axes.text(
-                    start + size / 2,
-                    height,
-                    f"{size / (row.step * scale):.0%}",
-                    ha="center",
-                    va="center_baseline",
-                    fontsize=8,
-                    color="white" if key == "compute" else INK,
-                    bbox=box,
-                )
+        shares = width / (scale * np.array([row.step for row in bars]))
+        _write_shares(axes, y, left + width / 2, shares, boxed=key != "compute")
         left += width
     plain_axes(axes)
     axes.set_yticks(y, ["all" if row.stage < 0 else f"stage {row.stage}" for row in bars], fontsize=9)
@@ -98,6 +87,23 @@ def stage_bars(rows: Sequence[StageSeconds], title: str | None = None, *, ax: Ax
     axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
     legend_below(figure, ax, axes, ncols=6, handlelength=1.4, columnspacing=1.2)
     return titled(figure, title, _alt(bars), ax)
+
+
+def _write_shares(axes: Axes, y: Ints, x: Floats, shares: Floats, *, boxed: bool) -> None:
+    """Shares of a step, those that there is room for, in the middle of their parts of the bars."""
+    box = {"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85} if boxed else None
+    for height, middle, share in zip(y, x, shares, strict=True):
+        if share > 0.04:
+            axes.text(
+                middle,
+                height,
+                f"{share:.0%}",
+                ha="center",
+                va="center_baseline",
+                fontsize=8,
+                color=INK if boxed else "white",
+                bbox=box,
+            )
 
 
 def _parts(rows: Sequence[StageSeconds]) -> list[tuple[tuple[str, str], AreaStyle]]:

@@ -27,65 +27,64 @@ if TYPE_CHECKING:
 
 def plan_page(answer: PlanAnswer) -> Page:
     """The page of a plan's answer."""
-    unit = answer.unit
-    more = {"MFU": ("mfu", ".1%"), "days": ("days", ",.1f"), "USD": ("usd", ",.0f")}
-    front = front_grid(answer.front, "option", unit, more)
-    heads = [("option", False), ("made of", False), ("GiB by stage", False)]
-    memory_rows = [
-        [row.option, row.limited_by, ", ".join(f"{b / 2**30:.1f}" for b in row.stage_bytes)]
-        for row in (*answer.front, *answer.tempting, *answer.alternatives)
-        if row.stage_bytes
-    ]
-    degrees = (
-        both(lambda: plots.degrees(answer.landscape), "degrees")
-        if any(degree.step_s for degree in answer.landscape)
-        else []
-    )
     fates = ", ".join(f"{n:,} {label}" for label, n in answer.counts.items() if n)
     counted = f"{answer.combined:,} combinations, {sum(answer.counts.values()):,} options: {fates}."
     sections = [
-        PageSection(
-            "front",
-            "Worth having",
-            [f"No option beats one of these in {unit}/s, cost, GPUs and energy at once, errors counted."]
-            if front.rows
-            else [],
-            both(lambda: front_figure(answer), "front"),
-            [(row.option, row.why) for row in answer.front],
-            front,
-        ),
+        _front(answer),
         _places(answer),
-        PageSection(
-            "map",
-            "Degrees",
-            [
-                "The shortest step of each tensor- and pipeline-parallel degree on the fastest "
-                "option's machine; that option is framed."
-            ],
-            degrees,
-        ),
-        PageSection(
-            "made",
-            "What a step is made of",
-            ["The least a step can take, by what it waits for, and what each stage holds."],
-            grid=PageTable(heads, memory_rows),
-        ),
+        _map(answer),
+        _made(answer),
         *robust(answer),
         *failures(answer),
         PageSection(
             "tempting",
             "Better, if predictions hold",
             ["Measure before taking one of these."],
-            [],
-            [(row.option, row.why) for row in answer.tempting],
+            items=[(row.option, row.why) for row in answer.tempting],
         ),
         _scaling(answer),
-        PageSection("not", "Why not the others", [], [], [(row.option, row.why) for row in answer.alternatives]),
-        PageSection("launch", "Launch it", [], [], [("", answer.launch)] if answer.launch else []),
-        PageSection("assumed", "Assumptions", [], [], [("", text) for text in answer.assumptions]),
+        PageSection("not", "Why not the others", items=[(row.option, row.why) for row in answer.alternatives]),
+        PageSection("launch", "Launch it", items=[("", answer.launch)] if answer.launch else []),
+        PageSection("assumed", "Assumptions", items=[("", text) for text in answer.assumptions]),
         PageSection("all", "All options", [counted], grid=_plan_options(answer)),
     ]
     return Page(answer.title or "A plan", answer.verdict, kept(sections), _tiles(answer), answer.warnings)
+
+
+def _front(answer: PlanAnswer) -> PageSection:
+    more = {"MFU": ("mfu", ".1%"), "days": ("days", ",.1f"), "USD": ("usd", ",.0f")}
+    front = front_grid(answer.front, "option", answer.unit, more)
+    sentence = f"No option beats one of these in {answer.unit}/s, cost, GPUs and energy at once, errors counted."
+    return PageSection(
+        "front",
+        "Worth having",
+        [sentence] if front.rows else [],
+        both(lambda: front_figure(answer), "front"),
+        [(row.option, row.why) for row in answer.front],
+        front,
+    )
+
+
+def _map(answer: PlanAnswer) -> PageSection:
+    """The step of each pair of degrees, where any was run."""
+    sentence = (
+        "The shortest step of each tensor- and pipeline-parallel degree on the fastest "
+        "option's machine; that option is framed."
+    )
+    ran = any(degree.step_s for degree in answer.landscape)
+    svgs = both(lambda: plots.degrees(answer.landscape), "degrees") if ran else []
+    return PageSection("map", "Degrees", [sentence], svgs)
+
+
+def _made(answer: PlanAnswer) -> PageSection:
+    heads = [("option", False), ("made of", False), ("GiB by stage", False)]
+    rows = [
+        [row.option, row.limited_by, ", ".join(f"{b / 2**30:.1f}" for b in row.stage_bytes)]
+        for row in (*answer.front, *answer.tempting, *answer.alternatives)
+        if row.stage_bytes
+    ]
+    sentence = "The least a step can take, by what it waits for, and what each stage holds."
+    return PageSection("made", "What a step is made of", [sentence], grid=PageTable(heads, rows))
 
 
 def _places(said: PlanAnswer) -> PageSection:

@@ -61,6 +61,15 @@ class UncertainNumber:
         return f"{self.words} at {factor:.2f} times what is predicted"
 
 
+HOW_OFTEN = UncertainNumber(
+    FAILING,
+    1 / FAILURES,
+    FAILURES,
+    "failures",
+    "count your own stops per node-day and write them as [[campaign.failures]]",
+)
+
+
 def uncertain(topology: Topology) -> list[UncertainNumber]:
     """What is known of a machine to a range only; what it has not is left out."""
     links = of_collective(topology, LARGE).p90
@@ -128,15 +137,7 @@ def robustness(searched: SearchResult, goodput: Goodput | None = None) -> Robust
     numbers = uncertain(searched.topologies[first.machine.label, first.nodes])
     corners, times = _times(searched, options)
     if goodput is not None and any(goodput(option.candidate.number, FAILURES) for option in options):
-        numbers.append(
-            UncertainNumber(
-                FAILING,
-                1 / FAILURES,
-                FAILURES,
-                "failures",
-                "count your own stops per node-day and write them as [[campaign.failures]]",
-            )
-        )
+        numbers.append(HOW_OFTEN)
         corners, times = _with_failures(corners, times, options, goodput)
     regrets = times / times.min(axis=0) - 1.0
     worst = regrets.max(axis=1)

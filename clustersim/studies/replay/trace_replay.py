@@ -164,20 +164,8 @@ def replay(
     if idle:
         alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), source))
         slowdown = steps.medians()[1] / alike.medians()[1]
-    return ReplayedTrace(
-        measured,
-        simulated,
-        program,
-        steps,
-        rows,
-        notes,
-        totals,
-        idle,
-        topology.name,
-        topology.n_nodes,
-        free,
-        slowdown,
-    )
+    machine = topology.name, topology.n_nodes
+    return ReplayedTrace(measured, simulated, program, steps, rows, notes, totals, idle, *machine, free, slowdown)
 
 
 def _check_ranks(measured: Timeline, times: int, topology: Topology | None, mesh: Mesh | None) -> None:
