@@ -23,7 +23,8 @@ from clustersim.scenario.file.splitting import split
 from clustersim.scenario.run.parts import backend_of
 from clustersim.scenario.run.replicas import activations as activation_dtype
 from clustersim.scenario.run.replicas import check_replicas, replica_config, sharding_zero, state_bytes
-from clustersim.scenario.run.split_step import OF_REPLICAS, PARTIAL, local_cost, orders_of, parts_of, split_of
+from clustersim.scenario.run.split_notes import OF_REPLICAS
+from clustersim.scenario.run.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
 from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.known import KnownMachines, Place
 from clustersim.studies.plan.limits import SLACK, Bound
