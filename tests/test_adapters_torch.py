@@ -26,7 +26,6 @@ pytestmark = [
 ]
 
 RANK = 8
-ATTENTION = ("q_proj", "v_proj")
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CASES = [
     ("grouped", "bf16", LINEARS, "full", False),

@@ -118,9 +118,6 @@ def test_plain_names_of_scripts_mean_what_they_say():
     assert (had["batch.micro"], had["batch.count"], made.unknown) == (2, 4, ())
 
 
-AMOUNTS = ["--train_batch_size 4", "--tokens_batch_size 4", "--ctx_len 512", "--my_seq_length 9"]
-
-
 @pytest.mark.parametrize(
     "words", ["--train_batch_size 4", "--tokens_batch_size 4", "--ctx_len 512", "--my_seq_length 9"]
 )

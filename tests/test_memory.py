@@ -20,8 +20,8 @@ from clustersim.core.optimizers import OPTIMIZERS
 from clustersim.core.paths import data_path
 from clustersim.model import from_hf, transformer
 from clustersim.model.kernels import saved_by_operator
+from clustersim.model.seconds.base import CHECKPOINTING
 from clustersim.training import memory as of_memory
-from clustersim.training.memory import CHECKPOINTING
 from clustersim.training.strategies import STRATEGIES
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from clustersim.core.device import (
+    DTYPES,
     SPREADS,
     Assumed,
     Device,
@@ -201,8 +202,8 @@ def _generation(spec: DeviceSpec, base: Device | None, place: str, assumed: list
 
 def _peaks(spec: DeviceSpec, base: Device | None, place: str, arch: str, assumed: list[Assumed]) -> dict[str, float]:
     for dtype in (*spec.peak, *spec.matmul):
-        if dtype not in _DTYPES:
-            raise TopologyError(f"{place}: {shown(dtype)} is no dtype of a peak; one of {', '.join(_DTYPES)}")
+        if dtype not in DTYPES:
+            raise TopologyError(f"{place}: {shown(dtype)} is no dtype of a peak; one of {', '.join(DTYPES)}")
     peak = dict(base.peak) if base else {}
     peak |= {dtype: float(rate) for dtype, rate in spec.peak.items()}
     for dtype, twin in (("fp16", "bf16"), ("bf16", "fp16")):
@@ -219,7 +220,7 @@ def _peaks(spec: DeviceSpec, base: Device | None, place: str, arch: str, assumed
             if dtype not in peak and not _before(arch, dtype):
                 peak[dtype] = max(rate, peak["fp32"]) if dtype == "tf32" else rate
                 assumed.append(Assumed(f"peak.{dtype}", "by its rate in 16 bits", dtype, 0.1))
-    return {dtype: peak[dtype] for dtype in _DTYPES if dtype in peak}
+    return {dtype: peak[dtype] for dtype in DTYPES if dtype in peak}
 
 
 def _work_a_clock(spec: DeviceSpec, half: float, family: Table) -> tuple[float, float]:
@@ -237,7 +238,6 @@ HELD_BACK = 1.3
 back: 2 of GeForce's; of parts at full rate it is up to 1.15 (H100 NVL), as tensor cores clock lower under load."""
 
 
-_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 FP32_SHARE = 16.0
 """Of a peak in 16 bits, one of so many parts is fp32's where nobody says: A100 1/16, H100 1/15, B200 1/28."""
 USUAL_DENSITY = 1.4e12

@@ -49,6 +49,10 @@ COLLECTIVES = (
     "barrier",
 )
 """Kinds of :class:`Collective`, by torch.distributed's names; ``sendrecv`` sends S bytes to the next member."""
+REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
+SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"})
+"""Of these, those that add up, those with a root, and those of which nccl-tests counts a member's part."""
 
 COPY_ENGINE = "CE"
 """Protocol of a ``sendrecv`` that copy engines make over NVLink: no kernel, and so no channels to open."""

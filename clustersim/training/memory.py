@@ -17,8 +17,7 @@ from clustersim.core.model import AUTOCAST, FULL, HALF, Kernel, Layer, Model
 from clustersim.core.optimizers import OPTIMIZERS, state_bytes, workspace_bytes
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.kernels import EAGER_LOSS, FUSED_LOSS, saved_by_operator
-
-CHECKPOINTING = ("none", "full", "selective")
+from clustersim.model.seconds.base import check_checkpointing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +56,7 @@ class Training:
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
             suggestion = nearest(str(self.optimizer), OPTIMIZERS)
             raise ScenarioError(f"unknown optimizer {self.optimizer!r} (at $.run.optimizer); {suggestion}")
-        if self.activation_checkpointing not in CHECKPOINTING:
-            suggestion = nearest(self.activation_checkpointing, CHECKPOINTING)
-            raise ScenarioError(f"unknown activation_checkpointing {self.activation_checkpointing!r}; {suggestion}")
+        check_checkpointing(self.activation_checkpointing)
         if self.micro_batch_size < 1:
             raise ScenarioError(f"micro_batch_size {self.micro_batch_size} must be at least 1")
 

@@ -11,6 +11,7 @@ import msgspec
 from clustersim.app.cli.common import BACKEND, json_option, print_json, working
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.limits import MOST_VALUES, counted
+from clustersim.core.program import DTYPE_BYTES, REDUCING, ROOTED, SPLIT
 from clustersim.core.units import parse_message_size, parse_nccl_version
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 NAMES = "all_reduce all_gather reduce_scatter broadcast reduce scatter gather all_to_all send sendrecv barrier"
 KINDS = {**{name: name for name in NAMES.split()}, "alltoall": "all_to_all"}
-REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
-ROOTED = {"broadcast", "reduce", "scatter", "gather"}
-SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
 TYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "fp64": "double", "uint8": "uint8", "fp8": "f8e4m3"}
 # nccl-tests' own columns, widths and units (src/util.cu); ours stand where it prints the in-place results.
 COLUMNS = (
@@ -184,7 +182,6 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
     from clustersim.collectives import backends
     from clustersim.collectives.base import Group, Request
     from clustersim.collectives.nccl_why import why
-    from clustersim.core.program import DTYPE_BYTES
 
     request = Request(
         kind,

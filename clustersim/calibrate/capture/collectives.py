@@ -18,6 +18,7 @@ from clustersim.calibrate.capture.mpi import MpiWorld
 from clustersim.calibrate.capture.parts import Budget, CaptureFile
 from clustersim.calibrate.capture.world import World, agreed, loops_for
 from clustersim.collectives.base import bus_factor
+from clustersim.core.program import REDUCING, ROOTED, SPLIT
 from clustersim.core.texts import Table
 
 KINDS = (
@@ -32,9 +33,6 @@ KINDS = (
     "sendrecv",
     "barrier",
 )
-REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
-ROOTED = {"broadcast", "reduce", "scatter", "gather"}
-SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
 LARGEST = 4 * 2**30
 """Largest S [bytes]."""
 ROUNDS = 3

@@ -13,6 +13,7 @@ HALF = frozenset({"fp16", "bf16", "fp8"})
 MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn")
 IMPLEMENTATIONS = ("eager", "compiled")
+CHECKPOINTING = ("none", "full", "selective")
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4")
 """torchao's names, and Transformer Engine's of recipes with scales of blocks. Its delayed and current scaling are
 ``tensorwise``."""
@@ -229,6 +230,12 @@ class Execution:
     float8_recipe: str = "tensorwise"
     layer_time: float | None = None
     graphed: bool = False
+
+
+def check_checkpointing(policy: str) -> None:
+    """Raise :class:`ScenarioError` for an unknown way to recompute activations."""
+    if policy not in CHECKPOINTING:
+        raise ScenarioError(f"unknown activation_checkpointing {policy!r}; {nearest(policy, CHECKPOINTING)}")
 
 
 def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTANTS) -> Setting:

@@ -7,13 +7,20 @@ from dataclasses import replace
 import numpy as np
 
 from clustersim.core.device import Device
-from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel, Layer, Model, StepCost
 from clustersim.core.optimizers import OPTIMIZERS, state_bytes
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.core.units import format_bytes
 from clustersim.model.kernels import saved_by_operator
-from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, Setting, setting
+from clustersim.model.seconds.base import (
+    CONSTANTS,
+    ComputeConstants,
+    Execution,
+    Setting,
+    check_checkpointing,
+    setting,
+)
 from clustersim.model.seconds.host import host_level
 from clustersim.model.seconds.kernels import launches
 from clustersim.model.seconds.optimizer import (
@@ -27,7 +34,6 @@ from clustersim.model.seconds.optimizer import (
 from clustersim.model.seconds.price import Pass, cast_time, price, unpack_time
 
 USUAL = Execution()
-CHECKPOINTING = ("none", "full", "selective")
 
 
 def step_cost(
@@ -42,11 +48,7 @@ def step_cost(
         raise ScenarioError(
             f"micro_batch_size = {micro_batch_size} must be at least 1 (at $.strategy.micro_batch_size)"
         )
-    if how.activation_checkpointing not in CHECKPOINTING:
-        raise ScenarioError(
-            f"unknown activation_checkpointing {how.activation_checkpointing!r}; "
-            f"{nearest(how.activation_checkpointing, CHECKPOINTING)}"
-        )
+    check_checkpointing(how.activation_checkpointing)
     images = model.sample == "image" and not model.seq_len
     where = replace(setting(device, how, constants), images=images)
     if where.hosted and not where.compiled and how.layer_time is None:
