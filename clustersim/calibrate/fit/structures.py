@@ -19,6 +19,7 @@ from msgspec.structs import replace as altered
 from clustersim.calibrate.fit.nccl import NcclTimes
 from clustersim.cluster import files as fabrics
 from clustersim.cluster.files import Change
+from clustersim.cluster.files.changes import FIRST_NODE
 from clustersim.cluster.routes import router
 from clustersim.core.arrays import Floats
 from clustersim.core.ranges import log_words, size_class
@@ -39,9 +40,8 @@ WIRES = 0.25
 (threads of one process, a slow host) hide a structure in the sizes below, and no structure mends them."""
 AS_WELL = 1.25
 """Errors within this factor of the least, or within 1 %, are not told apart."""
-FIRST = "node0/"
-INNER = "node1/"
-"""What names of parts begin with: of the first node, and of one that has three neighbours in NCCL's trees."""
+INNER_NODE = "node1/"
+"""What names of parts begin with of a node that has three neighbours in NCCL's trees."""
 ROUNDS = 8
 """In which a NIC's rate is found: NVLS tree between two nodes is not held up in proportion."""
 LARGE = size_class(math.inf)
@@ -229,7 +229,7 @@ def _candidates(machine: Topology) -> Iterator[Structure]:
     if kind.nvls:
         yield Structure("NVLS off (NCCL_NVLS_ENABLE=0, or no Fabric Manager)", {"nvls": False})
     yield Structure("rings alone (NCCL_ALGO=Ring)", algorithms="Ring")
-    names = [name.removeprefix(FIRST) for name in _nics(machine)]
+    names = [name.removeprefix(FIRST_NODE) for name in _nics(machine)]
     if machine.n_nodes == 1 or not names:
         return
     if kind.net == "ib":
@@ -277,7 +277,7 @@ def _slowest(
         structure = altered(
             beside,
             words=f"{beside.words} and {slower}" if beside.words else slower,
-            changes=(*beside.changes, Change(names[0].replace(FIRST, INNER), factor=factor)),
+            changes=(*beside.changes, Change(names[0].replace(FIRST_NODE, INNER_NODE), factor=factor)),
         )
         times = played(structure)
         if abs(ratio - 1.0) < 0.01:
@@ -288,7 +288,7 @@ def _slowest(
 def _nics(machine: Topology) -> list[str]:
     """Of the first node."""
     named = zip(machine.vertex_names, machine.vertex_kinds, strict=True)
-    return [name for name, kind in named if kind == NIC and name.startswith(FIRST)]
+    return [name for name, kind in named if kind == NIC and name.startswith(FIRST_NODE)]
 
 
 def _rate(machine: Topology) -> float:
