@@ -22,6 +22,7 @@ from clustersim.calibrate.score import SkippedRow, covered, predicted, scored, w
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.core import ranges
+from clustersim.core.device import UNSEEN
 from clustersim.core.texts import data_table
 from clustersim.scenario import load
 from clustersim.scenario.result.trust import THIN, THIN_KINDS, block_flops, kind_in, trust
@@ -98,7 +99,7 @@ def test_every_kind_of_strategy_has_a_range(kind):
 def test_a_generation_without_published_steps_widens_whatever_range_there_is(source):
     known, unseen = ranges.of_step("single", source, "sm80"), ranges.of_step("single", source, "sm89")
     assert known.known != unseen.known == "new"
-    assert unseen.p90 == pytest.approx((known.p90**2 + ranges.UNSEEN**2) ** 0.5)
+    assert unseen.p90 == pytest.approx((known.p90**2 + UNSEEN**2) ** 0.5)
     assert unseen.p50 > known.p50
 
 
@@ -158,7 +159,7 @@ def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_
     seen = ranges.of_step("split", arch="sm90")
     unseen = ranges.of_step("split", arch="sm100")
     assert seen == ranges.of_step("split")
-    assert unseen.p50 == pytest.approx(np.hypot(seen.p50, ranges.HALF_OF_NINE * ranges.UNSEEN))
+    assert unseen.p50 == pytest.approx(np.hypot(seen.p50, ranges.HALF_OF_NINE * UNSEEN))
     assert unseen.p90 > seen.p90
     assert (seen.known, unseen.known) == ("similar", "new")
     told = {

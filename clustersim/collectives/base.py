@@ -17,7 +17,7 @@ import numpy as np
 from clustersim.collectives.waves import Waves
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
-from clustersim.core.program import ExchangeKernel
+from clustersim.core.collective_kinds import ExchangeKernel
 from clustersim.core.topology import NodeType, Topology
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from clustersim.core.program import DTYPE_BYTES, ExchangeKernel
+from clustersim.core.collective_kinds import DTYPE_BYTES, ExchangeKernel
 
 
 class KernelConstants(msgspec.Struct, frozen=True):

@@ -19,8 +19,8 @@ from clustersim.collectives.nccl.search import search
 from clustersim.collectives.nccl.view import with_full_nics
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement
 from clustersim.core.arrays import Floats
+from clustersim.core.collective_kinds import COPY_ENGINE
 from clustersim.core.costs import CommunicationCosts
-from clustersim.core.program import COPY_ENGINE
 from clustersim.core.transports import transport
 
 ROOTED = frozenset({"broadcast", "reduce"})

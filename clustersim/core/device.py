@@ -54,6 +54,9 @@ class Assumed:
 SPREADS: Mapping[str, float] = MappingProxyType({"sms": 0.25, "clock": 0.1, "l2": 0.5, "tdp_w": 0.4})
 """Relative half-widths, nine in ten, of figures of the chip that no sheet states. Caches of a generation are within
 half of what most of it have: 36 to 96 MiB of sm89, 3 to 6 of sm86, 24 to 40 of sm80."""
+UNSEEN = 0.15
+"""Half-width (nine in ten) of what a generation of GPUs adds on which no published step ran: as far as kernels of a
+generation may be from those of an average GPU."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import msgspec
 from clustersim.core.device import (
     DTYPES,
     SPREADS,
+    UNSEEN,
     Assumed,
     Device,
     assumed_notes,
@@ -29,7 +30,6 @@ from clustersim.core.device import (
     families,
 )
 from clustersim.core.errors import TopologyError
-from clustersim.core.ranges import UNSEEN
 from clustersim.core.texts import Table, fields_of, is_file, plain_file, shown, text_of, toml
 from clustersim.core.units import Bandwidth, Bytes, Flops, Hertz, quantity
 

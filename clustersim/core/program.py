@@ -18,6 +18,13 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
+from clustersim.core.collective_kinds import COLLECTIVES as COLLECTIVES
+from clustersim.core.collective_kinds import COPY_ENGINE as COPY_ENGINE
+from clustersim.core.collective_kinds import DTYPE_BYTES as DTYPE_BYTES
+from clustersim.core.collective_kinds import REDUCING as REDUCING
+from clustersim.core.collective_kinds import ROOTED as ROOTED
+from clustersim.core.collective_kinds import SPLIT as SPLIT
+from clustersim.core.collective_kinds import ExchangeKernel as ExchangeKernel
 from clustersim.core.errors import ProgramError
 from clustersim.core.label import Label
 from clustersim.core.mix import Mix
@@ -35,30 +42,6 @@ BOUNDS = ("compute", "memory", "launch", "communication", "host")
 COMPUTE_STREAM = "compute"
 COMM_STREAM = "comm"
 """The usual streams: kernels of the model; the process group's NCCL stream."""
-
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "gather",
-    "all_to_all",
-    "sendrecv",
-    "barrier",
-)
-"""Kinds of :class:`Collective`, by torch.distributed's names; ``sendrecv`` sends S bytes to the next member."""
-REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
-ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
-SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"})
-"""Of these, those that add up, those with a root, and those of which nccl-tests counts a member's part."""
-
-COPY_ENGINE = "CE"
-"""Protocol of a ``sendrecv`` that copy engines make over NVLink: no kernel, and so no channels to open."""
-
-DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "uint8": 1, "int64": 8}
-"""Bytes of one element. ``tf32`` is stored as fp32."""
 
 
 class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -95,23 +78,6 @@ class Serve(Compute, frozen=True, eq=False, gc=False):
     one whose needs are met first runs first (ties by their place in the list), one at a time. Everything else is as for
     :class:`Compute`; a stream holds Serve ops or none.
     """
-
-
-class ExchangeKernel(msgspec.Struct, frozen=True, gc=False):
-    """A library's own kernel that makes an all_to_all of tokens, in place of NCCL's sends and receives.
-
-    Parameters
-    ----------
-    library : ``"deepep"`` or ``"uccl"``. phase : ``"dispatch"`` or ``"combine"``. row : elements of a token.
-    copies : of a token, to ranks or nodes. sms : that the kernel runs on. far : between nodes, and not inside them.
-    """
-
-    library: str
-    phase: str
-    row: float
-    copies: float
-    sms: int
-    far: bool = False
 
 
 class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):

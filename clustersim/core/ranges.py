@@ -14,6 +14,7 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import replace
 
+from clustersim.core.device import UNSEEN
 from clustersim.core.texts import Table, data_table
 from clustersim.core.topology import Topology
 
@@ -21,9 +22,6 @@ VAGUE = 0.10
 """Error of a kind of strategy from which it is said that it cannot be ranked."""
 HALF_OF_NINE = 0.41
 """The half-width that half of normal errors keep, of the one that nine in ten keep."""
-UNSEEN = 0.15
-"""Half-width (nine in ten) of what a generation of GPUs adds on which no published step ran: as far as kernels of a
-generation may be from those of an average GPU."""
 
 
 class PredictionRange(msgspec.Struct, frozen=True):

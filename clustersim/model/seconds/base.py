@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from clustersim.core.collective_kinds import DTYPE_BYTES
 from clustersim.core.device import Device
 from clustersim.core.errors import ScenarioError, nearest
-from clustersim.core.program import DTYPE_BYTES
 
 HALF = frozenset({"fp16", "bf16", "fp8"})
 MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")

@@ -19,8 +19,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from clustersim.core.collective_kinds import DTYPE_BYTES
 from clustersim.core.device import Device
-from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.seconds.base import HALF, Setting
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.constants import MEASURED_AS

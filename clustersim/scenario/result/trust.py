@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from clustersim.core import ranges
+from clustersim.core.device import UNSEEN, Device
 from clustersim.model.seconds.unstated import half_width
 from clustersim.scenario.file.schema import WHOLE_STEP
 
 if TYPE_CHECKING:
-    from clustersim.core.device import Device
     from clustersim.core.model import Model
     from clustersim.scenario import Scenario
     from clustersim.scenario.run.running import Prepared
@@ -53,7 +53,7 @@ class Trust(msgspec.Struct, frozen=True):
             )
         several = self.publishers > 1
         publishers = f"{self.publishers} publishers, weighing alike from 8 steps on" if several else "one publisher"
-        more = f", wider by the {ranges.UNSEEN:.0%} of kernels that none of them ran: a {self.unseen}'s"
+        more = f", wider by the {UNSEEN:.0%} of kernels that none of them ran: a {self.unseen}'s"
         return (
             f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers})"
             f"{more if self.unseen else ''}; "
