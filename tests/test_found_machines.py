@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from clustersim.app.cli import cli
 from clustersim.cluster import files as fabrics
 from clustersim.cluster.files.check import check
 from clustersim.cluster.files.nccl_xml import topology_text
@@ -468,3 +470,84 @@ def test_a_found_machine_where_a_topology_is_asked_for_is_told_what_makes_one(tm
     path.write_text(text)
     with pytest.raises(TopologyError, match=r"clustersim new topology machine\.toml --from .*found\.txt"):
         fabrics.load(str(path))
+
+
+def with_words_glued(text: str) -> str:
+    """Columns between which a report has lost the space, of the head and of a row."""
+    return text.replace("NIC6\tNIC7", "NIC6NIC7").replace("SYS\tSYS\t0-47", "SYSSYS      0-47")
+
+
+def test_columns_between_which_a_report_loses_the_space_are_read(tmp_path: Path):
+    text = matrix_with_far_nics(8, 0, "NV18")
+    glued = with_words_glued(text)
+    assert "NIC6NIC7" in glued
+    assert "SYSSYS" in glued
+    plain, same = (made(tmp_path, one, gpu="H100-SXM5-80GB", nics=(8, 400.0)) for one in (text, glued))
+    assert same.vertex_names == plain.vertex_names
+    assert (same.link_bandwidth == plain.link_bandwidth).all()
+    with pytest.raises(TopologyError, match="'SYSNOD' is no word of it"):
+        made(tmp_path, glued.replace("SYSSYS", "SYSNOD"), gpu="H100-SXM5-80GB")
+
+
+def test_a_gpu_whose_nvlinks_are_down_is_off_the_switch_and_said(tmp_path: Path):
+    machine = made(tmp_path, matrix(8, lambda i, j: "NODE" if 2 in (i, j) else "NV18"), gpu="B200-SXM-180GB")
+    joined = {
+        machine.vertex_names[end]
+        for end, kind in zip(machine.link_src, machine.link_kinds, strict=True)
+        if kind == "nvlink"
+    }
+    assert {f"node0/gpu{i}" for i in range(8)} - joined == {"node0/gpu2"}
+    assert any("gpu2: no NVLink joins it to another GPU" in line for line in machine.assumed)
+    with pytest.raises(TopologyError, match="is it this GPU"):  # six pairs of 12 links are no switch's
+        made(tmp_path, matrix(8, lambda i, j: "NODE" if 2 in (i, j) else "NV12"), gpu="B200-SXM-180GB")
+
+
+@pytest.mark.parametrize("far", [0, 2])
+def test_nics_below_another_switch_of_the_same_root_are_beside_its_gpus(tmp_path: Path, far: int):
+    names = [*(f"GPU{i}" for i in range(4)), *(f"NIC{i}" for i in range(4 + far))]
+
+    def word(i: int, j: int) -> str:
+        if i == j:
+            return "X"
+        if max(i, j) < 4:
+            return "NV12"
+        sides = [k // 2 if k < 4 else (k - 4) // 2 for k in (i, j)]
+        return "SYS" if sides[0] != sides[1] or sides[0] > 1 else "PIX" if min(i, j) > 3 else "PXB"
+
+    rows = [
+        [name, *(word(i, j) for j in range(len(names))), *(["0-15", "0"] if i < 4 else [])]
+        for i, name in enumerate(names)
+    ]
+    text = "\n".join("\t".join(row) for row in [["", *names, "CPU Affinity", "NUMA Affinity"], *rows]) + "\n"
+    machine = made(tmp_path, text, gpu="A100-SXM4-80GB")
+    assert len(gbps(machine)) == 4
+    assert any("NIC4" in line and "left out" in line for line in machine.assumed) == bool(far)
+    assert len(gbps(made(tmp_path, text, gpu="A100-SXM4-80GB", nics=(4, 100.0)))) == 4
+
+
+def test_a_gpu_that_is_not_shipped_stands_in_a_found_machine(tmp_path: Path):
+    gpu = tmp_path / "mine.toml"
+    gpu.write_text('[device]\nname = "Vega20"\nextends = "MI100"\nmemory = "16 GiB"\n')
+    dump = _file(tmp_path, amd_dump("", "906", 1))
+    out = tmp_path / "found.toml"
+    asked = CliRunner().invoke(cli, ["new", "topology", str(out), "--from", str(dump)])
+    assert "AMD's architecture 906" in str(asked.exception)
+    assert "clustersim new device" in str(asked.exception)
+    done = CliRunner().invoke(cli, ["new", "topology", str(out), "--from", str(dump), "--gpu", str(gpu)])
+    assert done.exit_code == 0, done.output
+    kind = fabrics.load(str(out)).node_types[0]
+    assert (kind.device, kind.gpu.memory_bytes, kind.n_gpus) == ("Vega20", 16 * 2**30, 2)
+
+
+def test_an_architecture_tells_a_dump_from_a_file_that_people_wrote(tmp_path: Path):
+    text = re.sub(r"<xgmi[^>]*>", "", amd_dump("", "908", 1))
+    assert any("no xGMI joins the GPUs, as the file has it" in line for line in made(tmp_path, text).assumed)
+
+
+def test_old_dumps_of_an_architecture_of_several_gpus_ask_which(tmp_path: Path):
+    with pytest.raises(
+        TopologyError, match="architecture 910: which is of MI210, MI250-GCD, MI250X-GCD; say --gpu MI210"
+    ):
+        made(tmp_path, amd_dump("", "910", 1))
+    with pytest.raises(TopologyError, match=r"does not say which GPUs these are; say --gpu$"):
+        made(tmp_path, amd_dump("", "", 1))

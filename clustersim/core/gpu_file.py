@@ -116,6 +116,11 @@ def is_own(gpu: str) -> bool:
     return gpu.endswith(".toml")
 
 
+def named(gpu: str) -> Device:
+    """The GPU that a file describes, or the shipped one of a name. Raises as :func:`load` and ``device`` do."""
+    return load(gpu) if is_own(gpu) else device(gpu)
+
+
 def is_gpu(name: str) -> bool:
     """Whether a file describes a GPU and nothing else."""
     file = Path(name)

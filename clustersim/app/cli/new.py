@@ -229,7 +229,8 @@ def topology(
     if given:
         if topology or mix or oversubscription:
             raise click.UsageError("--from tells the whole machine; only --gpu and --nics may be said beside it")
-        text = topology_text(given, gpu, nics_asked(nics) if nics else None)
+        own = MachineChoice("", gpu or "").device_table()
+        text = topology_text(given, gpu, nics_asked(nics) if nics else None) + "".join(f"{line}\n" for line in own)
     elif mix:
         if gpu or topology or nics:
             raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from clustersim.cluster.files import wires
+from clustersim.core import gpu_file
 from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError, few
 from clustersim.core.texts import short
@@ -33,6 +34,9 @@ _NAMED = re.compile(
 _NEAR = ({"PIX"}, {"PIX", "PXB"})
 """Below one switch; below switches that one above them joins."""
 _WORDS = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
+_GLUED = re.compile(rf"(?:GPU\d+|NIC\d+){{2,}}|(?:{_WORDS.pattern}){{2,}}")
+_GLUED_PART = re.compile(rf"GPU\d+|NIC\d+|{_WORDS.pattern}")
+"""Columns between which reports of many NICs (collect_env of PyTorch and vLLM) lose the space."""
 _SPEEDS = ((90, "32.0"), (80, "16.0"), (0, "8.0"))
 """GT/s of a lane, by compute capability from there on."""
 RACKS = ("GB200", "GB300")
@@ -53,7 +57,7 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
     """The machine as NCCL would dump it. Raises :class:`TopologyError` for a matrix that is not whole."""
     matrix, numa = _matrix(text, path)
     names = dict(_LEGEND.findall(_plain(text)))
-    kind = device(gpu)
+    kind = gpu_file.named(gpu)
     _counted(matrix, kind, path)
     root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
     hidden = _PCI_ALONE.search(_plain(text)) is not None
@@ -135,7 +139,7 @@ def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
 
 def _rows(text: str) -> tuple[list[str], dict[str, dict[str, str]], dict[str, str]]:
     """Names of a matrix's columns, its words by row and column, and the NUMA node of each GPU."""
-    lines = [line.split() for line in text.splitlines()]
+    lines = [[part for word in line.split() for part in _parted(word)] for line in text.splitlines()]
     first = lines[0]
     names = first[: first.index("CPU")] if "CPU" in first else first
     matrix: dict[str, dict[str, str]] = {}
@@ -149,11 +153,16 @@ def _rows(text: str) -> tuple[list[str], dict[str, dict[str, str]], dict[str, st
     return names, matrix, numa
 
 
+def _parted(word: str) -> list[str]:
+    return _GLUED_PART.findall(word) if _GLUED.fullmatch(word) else [word]
+
+
 def _counted(matrix: Matrix, kind: Device, path: Path) -> None:
     """Raise :class:`TopologyError` for GPUs with fewer NVLinks than the matrix counts: other ones were named."""
     for name, row in matrix.items():
         counts = [int(word[2:]) for word in row.values() if word.startswith("NV")]
-        switched = len(counts) == sum(peer.startswith("GPU") for peer in row) - 1  # a switch has every pair
+        every = len(counts) == sum(peer.startswith("GPU") for peer in row) - 1
+        switched = every or set(counts) == {kind.nvlink_links}  # a switch has every pair, but of a GPU that is down
         needs = max(counts, default=0) if switched else sum(counts)
         if 0 < kind.nvlink_links < needs:  # of a card that bridges may join, none is counted
             raise TopologyError(

@@ -14,16 +14,17 @@ from pathlib import Path
 
 from clustersim.cluster.files import boards, pci, wires
 from clustersim.cluster.files.beside import Beside
-from clustersim.core import errors, texts
-from clustersim.core.device import device
+from clustersim.core import errors, gpu_file, texts
+from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError
 from clustersim.core.limits import counted
 from clustersim.core.tomls import toml_value
 
 MOST_PARTS = 4096
 """GPUs, NICs, switches and CPUs of one node."""
-_ARCHITECTURES = {"908": "MI100"}
-"""AMD's architectures of which there is one GPU (LLVM, "User Guide for AMDGPU Backend")."""
+_ARCHITECTURES = {"908": ["MI100"], "910": ["MI210", "MI250-GCD", "MI250X-GCD"]}
+"""Shipped GPUs of AMD's architectures, as old dumps call them (910: gfx90a): LLVM, "User Guide for AMDGPU Backend"."""
+_OWN = "--gpu, with a file of `clustersim new device` where no shipped one is it"
 _NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0}
 """GB/s of one NVLink and direction, by compute capability: NVIDIA's data sheets, as the shipped machines have them."""
 _XGMI = {"MI1": 46.0, "MI21": 50.0, "MI25": 50.0, "MI30": 64.0, "MI32": 64.0, "MI35": 76.8}
@@ -79,9 +80,11 @@ class XmlMachine:
         self.cpu = cpus[0] if cpus else ET.Element("cpu")
         if not self.gpus:
             raise TopologyError(f"{path}: {self._no_gpu(root)}")
-        # NCCL dumps the ids of what it finds; in a file that people write it fills NVLink in itself.
-        self.written = root.get("source") is None and not any(part.get("device") for part in root.iter("pci"))
-        self.device = self._device()
+        # NCCL dumps the ids of what it finds, RCCL the architecture; in a file that people write NVLink is filled in.
+        found = any(part.get("device") for part in root.iter("pci")) or any(gpu.get("gcn") for gpu in root.iter("gpu"))
+        self.written = root.get("source") is None and not found
+        self.kind = self._kind()
+        self.device = self.kind.name
         self._nvlinks()
         self._board()
         self._inactive()
@@ -207,16 +210,20 @@ class XmlMachine:
             if told is None:
                 self.assumed.append(f"an xGMI of {self.device} carries {_XGMI['MI30']:g} GB/s, as between MI300X")
             return told or _XGMI["MI30"]
-        sm = device(self.device).sm
-        return next((_NVLINK[one] for one in sorted(_NVLINK, reverse=True) if one <= sm), 20.0)
+        return next((_NVLINK[one] for one in sorted(_NVLINK, reverse=True) if one <= self.kind.sm), 20.0)
 
     def _board(self) -> None:
         """What joins the GPUs where the file has no place for it; what looks wrong where it has."""
-        kind = device(self.device)
-        joined = any(word in boards.WIRES for *_, word, _ in self.links)
+        kind = self.kind
+        joined = {name for *ends, word, _ in self.links if word in boards.WIRES for name in ends}
+        wire = "xGMI" if kind.arch.startswith("gfx") else "NVLink"
+        alone = [name for name, _ in self.gpus.values() if name not in joined]
+        if joined and alone:
+            self.assumed.append(
+                f"{errors.few(alone, 3)}: no {wire} joins it to another GPU, as the file has it; is it down?"
+            )
         if joined or len(self.gpus) < 2 or not kind.nvlink_links:
             return
-        wire = "xGMI" if kind.name.startswith("MI") else "NVLink"
         if not self.written and any(gpu.get("sm") or gpu.get("dev") for _, gpu in self.gpus.values()):
             hides = ", or is the file of nvidia-smi topo -mp, which hides it" if "nvidia-smi" in self.source else ""
             self.assumed.append(
@@ -330,7 +337,7 @@ class XmlMachine:
         if not speaks:
             return "none", ""
         alike = boards.nic_rate(self.device, len(self.gpus), "", speaks[0])
-        return pci.net_of(speaks, device(self.device).sm, alike.net if alike else "")
+        return pci.net_of(speaks, self.kind.sm, alike.net if alike else "")
 
     def _leave_far(self) -> None:
         """Leave out NICs of which nothing but a name is known and that are away from the GPUs, where others share
@@ -351,10 +358,19 @@ class XmlMachine:
         self.parts["nic"] = [name for name in self.parts["nic"] if name not in gone]
 
     def _near(self) -> list[str]:
-        """NICs that share a PCIe switch with a GPU."""
+        """NICs that share a PCIe switch with a GPU; where none does, those below the same outermost switch."""
         home = {a: b for a, b, kind, _ in self.links if kind in ("pcie", "c2c")}
-        beside = {home[name] for name, _ in self.gpus.values() if home[name].startswith("pcie")}
-        return [name for name in self.parts["nic"] if home[name] in beside]
+
+        def outermost(name: str) -> str:
+            while home.get(name, "").startswith("pcie"):
+                name = home[name]
+            return name
+
+        for of in (home.__getitem__, outermost):
+            beside = {of(name) for name, _ in self.gpus.values() if of(name).startswith("pcie")}
+            if near := [name for name in self.parts["nic"] if of(name) in beside]:
+                return near
+        return []
 
     def _only(self, count: int) -> None:
         """Keep so many NICs: all, or those that share a PCIe switch with a GPU."""
@@ -371,21 +387,22 @@ class XmlMachine:
         self.assumed.append(f"{len(gone)} NICs are left out, as --nics says {count}: those away from the GPUs")
         self._without(gone)
 
-    def _device(self) -> str:
+    def _kind(self) -> Device:
         if self.gpu_name:
-            return device(self.gpu_name).name
-        told = {device_id: pci.gpus_of(device_id) for device_id in self.ids}
-        devices = {names[0] if len(names) == 1 else "" for names in told.values()}
+            return gpu_file.named(self.gpu_name)
+        told = {f"the PCI device id {texts.short(one) or 'none'}": pci.gpus_of(one) for one in sorted(self.ids)}
         if self.ids == {""}:  # of old dumps, which say the architecture alone
-            codes = {gpu.get("gcn", "").removeprefix("gfx") for _, gpu in self.gpus.values()}
-            devices = {_ARCHITECTURES.get(gcn, "") for gcn in codes}
-        if len(devices) != 1 or "" in devices:
-            ids = ", ".join(sorted(texts.short(device_id) or "none" for device_id in self.ids))
-            several = sorted(name for names in told.values() for name in names) if len(told) == 1 else []
-            why = f"which is of {errors.few(several, 3)}" if several else "which they are is not known"
-            ask = " or ".join(f"--gpu {name}" for name in several) or "--gpu"
-            raise TopologyError(f"{self.path}: GPUs of the PCI device id {ids}: {why}; say {ask}")
-        return devices.pop()
+            codes = sorted({gpu.get("gcn", "").removeprefix("gfx") for _, gpu in self.gpus.values()})
+            told = {f"AMD's architecture {texts.short(gcn)}": _ARCHITECTURES.get(gcn, []) for gcn in codes if gcn}
+        names = sorted({name for several in told.values() for name in several})
+        if len(names) == 1 and all(told.values()):
+            return device(names[0])
+        if not told:
+            raise TopologyError(f"{self.path}: does not say which GPUs these are; say --gpu")
+        one = len(told) == 1 and names
+        why = f"which is of {errors.few(names, 3)}" if one else "which they are is not known"
+        ask = " or ".join(f"--gpu {name}" for name in names) if one else _OWN
+        raise TopologyError(f"{self.path}: GPUs of {' and '.join(told)}: {why}; say {ask}")
 
     def text(self) -> str:
         """The file."""
@@ -404,10 +421,9 @@ class XmlMachine:
         arm = self.cpu.get("arch", "").startswith(("arm", "aarch64"))
         yield f'cpu_vendor = "{"arm" if arm else vendor or "intel"}"'
         yield from ([f'cpu_model = "{model}"'] if model and vendor == "intel" else [])
-        kind = device(self.device)
         net, guess = self._net()
         yield from (f'net = "{net}"', f"pcie_gen = {self.gen}")
-        yield f"nvls = {str(bool(self.parts['nvswitch']) and kind.sm >= 90).lower()}"
+        yield f"nvls = {str(bool(self.parts['nvswitch']) and self.kind.sm >= 90).lower()}"
         yield from ("", "[node.sources]", f'device = "{source}"')
         yield from ([f'net = "assumed: {guess}"'] if guess else [])
         yield from ([] if arm or vendor else ['cpu_vendor = "assumed: the file does not name it"'])
