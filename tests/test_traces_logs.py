@@ -168,6 +168,51 @@ def test_tables_of_every_version_are_read(tmp_path: Path, header: str, row: str,
     assert one.seconds == pytest.approx(100e-6)
 
 
+@pytest.mark.parametrize("program", ["all_reduce_test", "all_reduce_perf"])
+@pytest.mark.parametrize("small", [False, True])
+def test_tables_without_units_are_in_milliseconds(tmp_path: Path, program: str, small: bool):
+    listed = "".join(f"#   Rank  {i} uses device  {i} [0x0{i}] Tesla P100-SXM2-16GB\n" for i in range(2))
+    rows = [(8, 0.031, 0.0), (10000000, 0.732, 13.66)][: 1 if small else 2]
+    body = "".join(
+        f" {size} {size} char sum {ms:.3f} {bw:.2f} {bw:.2f} 0e+00 {ms:.3f} {bw:.2f} {bw:.2f} 0e+00\n"
+        for size, ms, bw in rows
+    )
+    samples = read(tmp_path / "log", f"$ ./{program} 10000000\n# Using devices\n{listed}\n{FIRST}{body}")
+    assert not samples.skipped
+    assert [row.seconds for row in samples.rows] == pytest.approx([ms * 1e-3 for _, ms, _ in rows])
+    assert {(row.kind, row.ranks, row.nbytes) for row in samples.rows} == {
+        ("all_reduce", 2, float(n)) for n, *_ in rows
+    }
+
+
+def test_a_page_that_took_the_marks_for_headings_still_lists_its_ranks(tmp_path: Path):
+    text = f"# all_reduce_perf\n{BANNER}# Using devices\n{RANKS}#\n{FULL}{SMALL} 0 {BEHIND} 0\n"
+    bare, whole = (read(tmp_path / "log", one) for one in (text.replace("#", ""), text))
+    assert not bare.notes
+    assert [(row.ranks, row.nodes, row.device) for row in bare.rows] == [
+        (row.ranks, row.nodes, row.device) for row in whole.rows
+    ]
+
+
+def test_a_log_that_lists_its_last_ranks_alone_is_of_all(tmp_path: Path):
+    tail = "#  Rank 71 Group  0 Pid 7 on host17 device  3 [0x01] NVIDIA GB200\n"
+    row = " 8589934592 2147483648 float sum -1 20299 423.16 834.57 0 20006 429.37 846.82 0\n"
+    for above in ("", "# all_reduce_perf\n"):
+        samples = read(tmp_path / "log", f"{above}{tail}#\n{FULL}{row}")
+        assert [(one.kind, one.ranks) for one in samples.rows] == [("all_reduce", 72)]
+        assert not any("one rank ran alone" in note for note in samples.notes)
+
+
+def test_what_a_command_sets_is_its_own_and_what_is_exported_stays(tmp_path: Path):
+    run = f"{BANNER}# Using devices\n{RANKS}#\n{FULL}{SMALL} 0 {BEHIND} 0\n"
+    text = (
+        f"export NCCL_PROTO=Simple\nNCCL_ALGO=Ring ./all_reduce_perf -g 4\n{run}"
+        f"NCCL_ALGO=Tree ./all_reduce_perf -g 4\n{run}./all_reduce_perf -g 4\n{run}"
+    )
+    told = [row.env for row in read(tmp_path / "log", text).rows]
+    assert told == ["NCCL_PROTO=Simple NCCL_ALGO=Ring", "NCCL_PROTO=Simple NCCL_ALGO=Tree", "NCCL_PROTO=Simple"]
+
+
 def test_blank_redop_and_root_of_old_versions_are_none(tmp_path: Path):
     row = "  8388608  524288  float  100.0  83.89  62.91  0e+00  99.0  84.73  63.55  0e+00\n"
     for header in (NO_ROOT, FULL.replace("#wrong", "error")):

@@ -9,8 +9,10 @@ tensor, also of all_gather and reduce_scatter.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -22,11 +24,13 @@ from clustersim.files.traces.nccl_tests_guess import Cells, guessed, ranks_of
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of
 
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
+    r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
 )
-_START = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)")
+"""As it is, of NCCL 1's tests, and where a page took the # for a heading."""
+_START = re.compile(r"#?\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)")
 _CONCLUDED = re.compile(r"Collective test concluded:\s*([a-z_]+)_perf")
-_NAMED = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
+_NAMED = re.compile(r"\b([a-z_]+)_(?:perf(?:_mpi)?|test)\b")
+"""Programs, of NCCL 1 ``_test``."""
 _WANTED = (
     r"\s*(?:#|\d+\s+\d+\s+[A-Za-z_]\w*\s+\S|[RN]CCL version|\S+:\d+:\d+ \[|"
     r"\d+\.\d+\s+\d+\.\d+\s+\d+\.\d+\s+(?:\d+|\de[+-]\d+|N/A)\s)"
@@ -36,7 +40,9 @@ _OWN = re.compile(r"(\S*?[\w.-]*):\d+:\d+ \[\d+\] [RN]?CCL (?:INFO|WARN)")
 """Where a line of the library's own begins, with what a row before it has right in front."""
 _CELL = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?|N/A|nan|inf")
 _VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
-_ENV = re.compile(r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE)=[^\s\"']+)")
+_ENV = re.compile(
+    r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE))=([^\s\"']+)"
+)
 _TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
 _HEADER = ("size", "count", "type")
 
@@ -65,11 +71,12 @@ def version_text(code: int) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row's cells by column, and the collective that the lines above named."""
+    """A row's cells by column, and what the lines above named: the collective, and what was set."""
 
     cells: Cells
     kind: str | None
     source: str
+    env: str
 
 
 @dataclass
@@ -80,16 +87,26 @@ class _NcclTestsRun:
     threads: int = 1
     gpus: int = 1
     version: str = ""
-    env: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    own: dict[str, str] = field(default_factory=dict)  # of its command line
     hosts: dict[str, str] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
+    milliseconds: bool = False  # of a table without units, as NCCL 1 and the first nccl-tests print it
 
     @property
     def launch(self) -> str:
         return "threads" if self.threads > 1 else "single_process" if self.gpus > 1 else "process_per_gpu"
 
+    @property
+    def settings(self) -> str:
+        """NCCL's variables, NAME=VALUE, each once: those of the command before those that were set above it."""
+        return " ".join(f"{name}={value}" for name, value in (self.env | self.own).items())
+
     def members(self) -> tuple[int, int]:
-        """Ranks and nodes of the first group (NCCL_TESTS_SPLIT runs several at once); 0 where no rank was listed."""
+        """Ranks and nodes of the first group (NCCL_TESTS_SPLIT runs several at once); 0 where the log lists none, or
+        not all that there must be."""
+        if len(self.hosts) <= max(map(int, self.hosts), default=0):
+            return 0, 0
         first = min(self.groups.values(), default="0")
         group_ranks = [rank for rank, group in self.groups.items() if group == first]
         return len(group_ranks), len({self.hosts[rank].split("\t")[0] for rank in group_ranks})
@@ -118,6 +135,7 @@ def read(path: Path) -> Samples:
         if tuple(words[:3]) == _HEADER or tuple(words[:3]) == ("bytes", "N", "type"):
             _table(rows, run, sieve, str(path), notes)
             columns = words
+            run.milliseconds = words[0] == "bytes"
             tables = tables + 1
         elif columns and line[0].isdigit():
             begun, words = _whole_row(begun, line, words, columns)
@@ -127,10 +145,10 @@ def read(path: Path) -> Samples:
             if cells is None:
                 sieve.skip("a row that is cut off, or has columns its header does not name")
             else:
-                rows.append(_Row(cells, run.kind, f"{path}:{number}"))
+                rows.append(_Row(cells, run.kind, f"{path}:{number}", run.settings))
         elif match := _START.match(line):  # the lines that name its program and library come before this one
             _table(rows, run, sieve, str(path), notes)
-            run = _NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env)
+            run = _NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env, run.own)
         elif match := _CONCLUDED.search(line):  # of the table above, where nothing before it named it
             rows = [replace(row, kind=row.kind or kind_of(match[1])) for row in rows]
         else:
@@ -168,6 +186,9 @@ def _whole_row(begun: list[str], line: str, words: list[str], columns: list[str]
 def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, notes: list[str]) -> None:
     """Put the rows of one table into the sieve, and forget them. What the log does not say of the collective and the
     ranks follows from the table as a whole."""
+    if run.milliseconds and _in_milliseconds([row.cells for row in rows]):
+        for row in rows:
+            row.cells["time"] = [f"{_number(word) * 1e3:g}" for word in row.cells["time"]]
     unnamed = [row.cells for row in rows if row.kind is None and dtype_of(row.cells["type"][0]) is not None]
     ranks, nodes = run.members()
     guess = guessed(unnamed, ranks) if unnamed else None
@@ -188,18 +209,31 @@ def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, 
     rows.clear()
 
 
+def _in_milliseconds(table: Sequence[Cells]) -> bool:
+    """Whether times of a table without units are [ms], as they were: its bandwidths tell, where they are not too small
+    to."""
+    ratios = [
+        _number(cells["size"][0]) / (time * 1e3) / algbw
+        for cells in table
+        if (time := _number(cells["time"][0])) > 0 and (algbw := _number(cells["algbw"][0])) > 0.1
+    ]
+    return not ratios or median(ratios) > 30
+
+
 def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
     if match := _RANK.match(line):
         rank, group, host, device = match.groups()
-        run.hosts[rank] = f"{host}\t{device}"
+        run.hosts[rank] = f"{host or ''}\t{device}"
         run.groups[rank] = group or "0"
         return
+    told = {} if re.search(r"NCCL (?:INFO|WARN)", line) else dict(_ENV.findall(line))
     if match := _NAMED.search(line):
         run.kind = kind_of(match.group(1)) or run.kind
+        run.own = run.own if line.startswith("#") else told  # a command has its own
+    else:
+        run.env |= told
     if match := _VERSION.search(line):
         run.version = match.group(1) or version_text(int(match.group(2)))
-    if "NCCL_" in line and not re.search(r"NCCL (?:INFO|WARN)", line):
-        run.env += [text for text in _ENV.findall(line) if text not in run.env]
     if "Test NCCL failure" in line or "Test CUDA failure" in line:
         sieve.skip("the run failed: a line says 'Test NCCL failure' or 'Test CUDA failure'")
 
@@ -234,7 +268,7 @@ def _keep(
         seconds_in_place=in_place[0] if in_place else float("nan"),
         launch=run.launch,
         version=run.version,
-        env=" ".join(run.env),
+        env=row.env,
         device=run.device,
         source=row.source,
         case=f"{case} {kind}",
@@ -311,7 +345,7 @@ def _reported(report: Table) -> _NcclTestsRun:
     config = report["config"]
     run = _NcclTestsRun(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
     run.version = version_text(int(report.get("nccl_version", 0)))
-    run.env = _ENV.findall("\n".join(map(str, report.get("env", []))))
+    run.env = dict(_ENV.findall("\n".join(map(str, report.get("env", [])))))
     for device in config.get("devices", []):
         rank = str(device.get("rank"))
         run.hosts[rank] = f"{device.get('hostname')}\t{device.get('device_info', '')}"
@@ -351,7 +385,7 @@ def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source:
         seconds_in_place=within,
         launch=run.launch,
         version=run.version,
-        env=" ".join(run.env),
+        env=run.settings,
         device=run.device,
         source=source,
         case=f"{case} {kind}",
