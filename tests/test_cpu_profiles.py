@@ -115,3 +115,42 @@ def test_every_command_says_the_same_step_of_ranks_that_begin_it_apart(tmp_path:
     assert "rank 0 is the last to 8 of 8 that waited" in told
     (window,) = re.findall(r"first span to last (\S+ ms)", told)
     assert re.search(rf"first span to last *│ *{re.escape(window)} ", replayed)
+
+
+def test_operators_of_before_1_11_and_their_steps_are_told(tmp_path: Path):
+    old = profile(tmp_path / "rank0.json").read_text().replace('"cpu_op"', '"Operator"')
+    new = traces.read(profile(tmp_path / "rank0.json"))
+    (tmp_path / "rank0.json").write_text(old.replace('"user_annotation"', '"Operator"'))
+    told = traces.read(tmp_path / "rank0.json")
+    assert list(told.spans()["start"]) == list(new.spans()["start"])
+    said = json.loads(CliRunner().invoke(cli, ["trace", str(tmp_path / "rank0.json"), "--json"]).output)
+    assert said["steps"] == [0, 1, 2]
+
+
+def test_gloos_calls_are_collectives_of_gpus_that_have_no_other(tmp_path: Path):
+    events = json.loads(profile(tmp_path / "rank0.json", ranks=2).read_text())
+    about = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "dur": 9e4}
+    work = [about | {"name": "gemm", "ts": 1.2e6 + step * STEP, "args": {"stream": 7}} for step in range(3)]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(events | {"traceEvents": [*events["traceEvents"], *work]}))
+    (told,) = json.loads(CliRunner().invoke(cli, ["trace", str(path), "--json"]).output)["collectives"]
+    assert (told["kind"], told["count"]) == ("all_reduce", 3)
+    sent = {
+        "Collective name": "allreduce",
+        "In msg nelems": 1000,
+        "Out msg nelems": 1000,
+        "dtype": "Float",
+        "Group size": 2,
+    }
+    nccl = about | {"name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ts": 1.1e6, "args": sent | {"stream": 9}}
+    path.write_text(json.dumps(events | {"traceEvents": [*events["traceEvents"], *work, nccl]}))
+    assert (
+        "3: a call of Gloo, beside the collectives of the GPUs" in CliRunner().invoke(cli, ["trace", str(path)]).output
+    )
+
+
+def test_a_trace_of_collectives_alone_says_why_nothing_is_told(tmp_path: Path):
+    note = {"ph": "X", "cat": "user_annotation", "name": "nccl:all_reduce", "pid": 1, "tid": 1, "ts": 1, "dur": 7}
+    (tmp_path / "rank0.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [note]}))
+    said = CliRunner().invoke(cli, ["trace", str(tmp_path / "rank0.json")])
+    assert "1 x a collective without shapes (nccl:all_reduce" in str(said.exception)

@@ -62,6 +62,8 @@ _LIST = re.compile(rb"\s*\[\s*\{(?=[^{}]{0,2000}\"ph\"\s*:)(?=[^{}]{0,2000}\"nam
 """A list of events alone, which Chrome's trace format allows."""
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _CPU_OP = "aten::"
+_OPERATOR = ("cpu_op", "Operator")
+"""Categories of operators: of PyTorch before 1.11 the second, its steps' too."""
 
 
 def sniff(head: Head) -> Likeness:
@@ -131,7 +133,9 @@ def _read_one(path: Path, n: int, recorded: Recorded) -> list[RankTrace]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{path}: the JSON is damaged or cut off: {error}") from None
     if not any(trace.seen or trace.work for trace in traces):
-        raise TraceError(f"{path}: a trace without PyTorch operators or GPU kernels: another tool's, or an empty step")
+        unread = "; ".join(f"{count} x {why}" for trace in traces for why, count in trace.skipped.items())
+        what = f"nothing that is told from ({unread})" if unread else "another tool's, or an empty step"
+        raise TraceError(f"{path}: a trace without PyTorch operators or GPU kernels: {what}")
     if cut or mended:
         _cut_off(path, file, traces)
     return traces
@@ -215,6 +219,7 @@ class _KinetoReader:
         if self.kernels:
             for event in self.kernels:
                 self._kernel(event)
+            self._beside_kernels()
         else:
             self.trace.on_cpu = True
             self._on_cpu()
@@ -226,7 +231,7 @@ class _KinetoReader:
                 self.launches[KERNEL_ARGS.decode(event.args).correlation] = (event.ts, event.tid)
         elif cat in ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"):
             self.kernels.append(event)
-        elif cat in ("user_annotation", "cpu_op"):
+        elif cat == "user_annotation" or cat in _OPERATOR:
             if self.recorded:
                 call = KERNEL_ARGS.decode(event.args)
                 if recorded := self.recorded.get(call.function):
@@ -236,7 +241,7 @@ class _KinetoReader:
                 self.notes[event.tid].append(event)
             elif match := _STEP.match(event.name):
                 self.steps.append((event.ts, int(match.group(1))))
-            elif cat == "cpu_op" and event.name.startswith(_CPU_OP):
+            elif cat in _OPERATOR and event.name.startswith(_CPU_OP):
                 self.operators.append(event)
 
     def _step(self, ts: float) -> int:
@@ -309,21 +314,30 @@ class _KinetoReader:
             kind, start, end, full, "", 2 if kind in {"send", "recv"} else world, (), None, dtype, step
         )
 
+    def _beside_kernels(self) -> None:
+        """Gloo's calls, which launch no kernel: collectives where the GPUs have none of their own, else said."""
+        gloo = [note for notes in self.notes.values() for note in notes if note.name.startswith("gloo:")]
+        if self.trace.seen and gloo:
+            self.trace.skipped["a call of Gloo, beside the collectives of the GPUs"] += len(gloo)
+        elif gloo:
+            self._noted(gloo)
+
+    def _noted(self, notes: Sequence[KinetoEvent]) -> None:
+        """Annotations that are the collectives themselves."""
+        for note in notes:
+            start = note.ts * 1e-6
+            end = (note.ts + note.dur) * 1e-6
+            seen = self._annotated(note, start, end, self._step(note.ts))
+            if seen is None:
+                self.trace.skipped[f"a collective without shapes ({note.name}; record_shapes=True writes them)"] += 1
+            else:
+                doing = self.schedule.at(note.ts)
+                self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=self._called(note)))
+
     def _on_cpu(self) -> None:
         """Without a GPU: annotations are collectives, the outermost ATen operators of each thread its work."""
         for notes in self.notes.values():
-            for note in notes:
-                start = note.ts * 1e-6
-                end = (note.ts + note.dur) * 1e-6
-                seen = self._annotated(note, start, end, self._step(note.ts))
-                if seen is None:
-                    self.trace.skipped[
-                        f"a collective without shapes ({note.name}; record_shapes=True writes them)"
-                    ] += 1
-                else:
-                    doing = self.schedule.at(note.ts)
-                    operator = self._called(note)
-                    self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=operator))
+            self._noted(notes)
         until: dict[int | str, float] = {}
         for event in sorted(self.operators, key=lambda e: (e.ts, -e.dur)):
             if event.ts >= until.get(event.tid, -math.inf):
