@@ -252,11 +252,26 @@ def test_a_configuration_that_is_named_by_a_word_is_asked_for(words):
         read(("run.sh", f"{words} {COMMAND if 'tune' not in words else ''}"))
 
 
-def test_trls_command_has_trls_defaults():
-    made = read(("run.sh", f"trl sft {COMMAND} --num_processes 4"), machine={"topology": "hgx-h100", "nodes": 1})
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "trl sft --num_processes 4",
+        "python trl/scripts/sft.py",
+        "accelerate launch --num_processes 4 ../trl/scripts/sft.py",
+        "torchrun --nproc_per_node 4 -m trl.scripts.sft",
+    ],
+)
+def test_trls_command_has_trls_defaults(launch: str):
+    made = read(("run.sh", f"{launch} {COMMAND}"), machine={"topology": "hgx-h100", "nodes": 1})
     had = exchange.canonical(made.scenario)
     assert (had["model.activation_checkpointing"], had["model.dtype"], had["model.seq_len"]) == ("full", "bf16", 1024)
     assert any("as TRL 1.16 has it by default" in note for note in made.notes)
+
+
+def test_a_script_of_trl_that_trains_otherwise_is_no_fine_tuning():
+    for launch in ("trl dpo", "python trl/scripts/dpo.py"):
+        with pytest.raises(ScenarioError, match="trains by DPO"):
+            read(("run.sh", f"{launch} {COMMAND}"), machine={"topology": "hgx-h100", "nodes": 1})
 
 
 def test_zero_stage_0_has_masters():

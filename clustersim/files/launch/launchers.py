@@ -13,6 +13,7 @@ TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
 MPI = {"mpirun", "mpiexec", "aprun"}
+_TRL = re.compile(r"(?:.*/)?trl/scripts/(\w+)\.py|trl\.scripts\.(\w+)")
 COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift"}
 """Commands that name what they train by a word, not by a script."""
 MASON = "mason.py"
@@ -109,7 +110,7 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
             continue
         if module:
             close()
-            launch.program = words[i + 1]
+            launch.program = _script(words[i + 1])
             return i + 2
         if name == MASON and "--" in words[i:]:
             close()
@@ -123,7 +124,7 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
             continue
         if word.endswith(".py"):
             close()
-            launch.program = name
+            launch.program = _script(word)
             return i + 1
         options.append(word)
         i += 1
@@ -131,6 +132,12 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
     if launch.tools and not launch.program:
         return len(words) if launch.tools[-1][0] in {"sbatch", "srun", "mpirun"} and not options else _bare(words)
     return 0
+
+
+def _script(word: str) -> str:
+    """The name of a script or module; of what ``trl sft`` and its kin run, that command's."""
+    trl = _TRL.fullmatch(word)
+    return f"trl {trl[1] or trl[2]}" if trl else word.rsplit("/", 1)[-1]
 
 
 def _bare(words: list[str]) -> int:
