@@ -417,6 +417,32 @@ def test_torchtitan_compiles_the_components_that_it_is_told(components, implemen
     assert read(("a.toml", text)).tables["model"]["implementation"] == implementation
 
 
+@pytest.mark.parametrize(
+    ("degrees", "ranks", "fits"),
+    [
+        ({"replicate": 1, "shard": 1}, 8, False),
+        ({"replicate": 1, "shard": 1}, 1, True),
+        ({"shard": 4}, 8, False),
+        ({"replicate": 2, "shard": 4}, 8, True),
+        ({"replicate": 2, "shard": -1}, 8, True),
+        ({"replicate": 8, "shard": 1}, 8, True),
+        ({"replicate": 2, "shard": 2}, 8, False),
+    ],
+)
+def test_degrees_that_torchtitan_is_told_are_as_many_ranks_as_the_job_has(degrees, ranks: int, fits: bool):
+    lines = "".join(f"data_parallel_{name}_degree = {count}\n" for name, count in degrees.items())
+    text = TITAN.replace("[parallelism]\n", f"[parallelism]\n{lines}")
+    assert lines in text
+    machine = {"topology": "hgx-h100", "nodes": 1, "gpus_per_node": ranks}
+    if fits:
+        assert read(("a.toml", text), machine=machine).tables["strategy"]["kind"] == "fsdp"
+    else:
+        with pytest.raises(
+            ScenarioError, match=f"times the other degrees is .* ranks, and the job has {ranks}; use -1"
+        ):
+            read(("a.toml", text), machine=machine)
+
+
 def test_changes_on_torchtitans_command_line_count_against_its_file():
     launch = script("-m torchtitan.train --job.config_file a.toml --training.local_batch_size 2")
     assert leaves(read(launch, ("a.toml", TITAN)))["batch.micro"] == 2

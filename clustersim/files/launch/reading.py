@@ -128,6 +128,8 @@ def read(
         for name in ("nodes", "gpus_per_node"):
             fields.setdefault(f"cluster.{name}", 1)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
+    if table.name == "torchtitan":
+        torchtitan.fill(fields, world)
     tables = _tables(table, fields, place, world)
     tables["run"] = {**tables.get("run", {}), **(run or {})}
     result = checked(tables, Path(path), fields)

@@ -3,8 +3,12 @@ otherwise than by another name."""
 
 from __future__ import annotations
 
+import math
+
 from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import shown
 from clustersim.files.launch.files import Key, OptionValue
+from clustersim.files.launch.options import ScenarioFields
 from clustersim.files.launch.table import FrameworkTable
 
 BATCH = 8
@@ -27,6 +31,23 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     _async_tensor_parallel(options)
     _chunked_loss(options)
     return _float8(options) + _checkpointing(options) + _batches_of_2024(options, table)
+
+
+def fill(fields: ScenarioFields, ranks: int) -> None:
+    """Raise :class:`ScenarioError` where degrees that are all said are not as many ranks, as torchtitan does
+    (torchtitan/distributed/parallel_dims.py ``ParallelDims._validate``)."""
+    shard, replicate = (f"strategy.data_parallel_{kind}_degree" for kind in ("shard", "replicate"))
+    by = fields.by.get(shard)
+    if by is None or shard not in fields:
+        return
+    split = (f"parallel.{name}" for name in ("tp", "cp", "pp"))
+    degrees = [count for name in (shard, replicate, *split) if isinstance(count := fields.get(name, 1), int)]
+    needed = math.prod(degrees)
+    if needed != ranks:
+        raise ScenarioError(
+            f"{by.where}: {by.name} {shown(by.value)} times the other degrees is {needed} ranks, and the job has "
+            f"{ranks}; use -1, which is what is left, or say so many ranks (--nodes, --gpus-per-node)"
+        )
 
 
 def _is_on(options: dict[Key, OptionValue], name: str) -> bool:
