@@ -17,6 +17,14 @@ from test_traces_idioms import HEAD, OWN, ROWS, events
 
 TRACES = ("trace {} --json", "replay {} --json")
 LOGS = ("trace {} --json", "trace {} --topology dgx-h100 --json")
+COMMANDS = "".join(
+    f"NCCL_ALGO={algo} ./all_reduce_perf -g 4\n{HEAD}{''.join(map(' '.join, ROWS))}" for algo in ("Ring", "Tree")
+)
+MILLISECONDS = (
+    "$ ./all_reduce_test 10000000\n#  Rank  0 uses device  0 [0x06] Tesla P100-SXM2-16GB\n"
+    "#  Rank  1 uses device  1 [0x07] Tesla P100-SXM2-16GB\n#  bytes  N  type  op  time  algbw  busbw  res\n"
+    "  10000000  10000000  char  sum  0.732  13.66  13.66  0e+00\n  8  8  char  sum  0.031  0.00  0.00  0e+00\n"
+)
 MACHINE = "new topology made.toml --from {} --gpu"
 
 
@@ -33,8 +41,13 @@ def machines() -> dict[str, Kind]:
         "new topology made.toml --from matrix.txt --from {} --gpu A100-SXM4-80GB",
         "new topology made.toml --from {}",
     )
+    own = {"mine.toml": b'[device]\nname = "mine"\nextends = "MI100"\n'}
+    dump = found.amd_dump("", "906", 1)
+    crowded = found.with_words_glued(found.matrix_with_far_nics(8, 1, "NV18"))
     return {
         "matrix": Kind("topo.txt", printed(found.PAIRED), alone),
+        "matrix that lost spaces": Kind("topo.txt", printed(crowded), (f"{MACHINE} H100-SXM5-80GB",)),
+        "dump of RCCL": Kind("topo.xml", printed(dump), (f"{MACHINE} mine.toml", f"{MACHINE} MI100"), lambda: own),
         "lstopo": Kind("topo.xml", printed(found.LSTOPO), (MACHINE.removesuffix(" --gpu"), alone[1])),
         "rocm-smi": Kind("topo.txt", printed(found.rocm("XGMI", 4)), (f"{MACHINE} MI300X --nics 4x400Gb/s", alone[0])),
         "ibstat": Kind("ib.txt", printed(found.ibstat(400, 0, 200, 100)), beside, lambda: matrix),
@@ -72,6 +85,8 @@ def traces() -> dict[str, Kind]:
         "list of events": Kind("rank0.json", damaged(st.just(json_file(events(8)))), TRACES),  # type: ignore[arg-type]
         "chakra 2022": Kind("p.0.et", damaged(st.just(test_chakra.of_2022())), chakra),
         "chakra 2023": Kind("p.0.et", damaged(st.just(test_chakra.of_2023())), chakra),
+        "table without units": Kind("log.txt", printed(MILLISECONDS), LOGS),
+        "several commands": Kind("log.txt", printed(COMMANDS), LOGS),
         "rows in halves": Kind("log.txt", printed(halves), TRACES),
     }
     for name in ("old table", "NCCL_DEBUG", "Megatron-LM", "watchdog", "DeepSpeed"):

@@ -185,6 +185,14 @@ def test_tables_without_units_are_in_milliseconds(tmp_path: Path, program: str, 
     }
 
 
+@pytest.mark.parametrize("gone", ["time", "algbw"])
+def test_a_table_without_units_that_lost_a_column_is_no_traceback(tmp_path: Path, gone: str):
+    row = f"{SMALL.replace('-1  ', '')} 0e+00 {BEHIND} 0e+00\n"
+    (tmp_path / "log").write_text(f"# all_reduce_perf\n{RANKS}{FIRST.replace(gone, 'word', 1)}{row}")
+    samples = traces.read(tmp_path / "log", format="nccl_tests")
+    assert all(one.seconds == pytest.approx(99.5e-6, rel=0.01) for one in samples.rows)  # of what is left
+
+
 def test_a_page_that_took_the_marks_for_headings_still_lists_its_ranks(tmp_path: Path):
     text = f"# all_reduce_perf\n{BANNER}# Using devices\n{RANKS}#\n{FULL}{SMALL} 0 {BEHIND} 0\n"
     bare, whole = (read(tmp_path / "log", one) for one in (text.replace("#", ""), text))

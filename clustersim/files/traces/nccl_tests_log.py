@@ -8,6 +8,7 @@ tensor, also of all_gather and reduce_scatter.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -187,8 +188,8 @@ def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, 
     """Put the rows of one table into the sieve, and forget them. What the log does not say of the collective and the
     ranks follows from the table as a whole."""
     if run.milliseconds and _in_milliseconds([row.cells for row in rows]):
-        for row in rows:
-            row.cells["time"] = [f"{_number(word) * 1e3:g}" for word in row.cells["time"]]
+        for cells in (row.cells for row in rows if "time" in row.cells):
+            cells["time"] = [f"{_number(word) * 1e3:g}" for word in cells["time"]]
     unnamed = [row.cells for row in rows if row.kind is None and dtype_of(row.cells["type"][0]) is not None]
     ranks, nodes = run.members()
     guess = guessed(unnamed, ranks) if unnamed else None
@@ -212,11 +213,13 @@ def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, 
 def _in_milliseconds(table: Sequence[Cells]) -> bool:
     """Whether times of a table without units are [ms], as they were: its bandwidths tell, where they are not too small
     to."""
+    first = [{name: _number(words[0]) for name, words in cells.items() if words} for cells in table]
     ratios = [
-        _number(cells["size"][0]) / (time * 1e3) / algbw
-        for cells in table
-        if (time := _number(cells["time"][0])) > 0 and (algbw := _number(cells["algbw"][0])) > 0.1
+        row.get("size", math.nan) / (row["time"] * 1e3) / row["algbw"]
+        for row in first
+        if row.get("time", 0.0) > 0 and row.get("algbw", 0.0) > 0.1
     ]
+    ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
     return not ratios or median(ratios) > 30
 
 
