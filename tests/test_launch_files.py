@@ -81,6 +81,14 @@ def test_a_script_whose_model_no_sizes_tell_is_refused_unless_the_model_is_given
     assert found.tables["model"]["name"] == "gpt2-medium"
 
 
+@pytest.mark.parametrize(
+    "words", ["--freeze-LM", "--freeze-ViT", "--img-embedding-idx 1", "--language-model-type=mistral_7b"]
+)
+def test_a_script_of_any_name_with_an_image_encoder_is_no_language_model_alone(words: str):
+    with pytest.raises(ScenarioError, match="language model with an image encoder"):
+        read(script(f"examples/multimodal/train.py {GPT} {words}"))
+
+
 NEMO = """
 run: {name: NAME, results_dir: "${base_results_dir}/${.name}"}
 trainer: {num_nodes: 2, devices: 8, precision: bf16}
