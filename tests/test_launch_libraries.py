@@ -81,6 +81,15 @@ def test_axolotl_trains_a_whole_model_in_what_it_loads(kind, held):
     assert any("trains them in it" in note for note in made.notes)
 
 
+def test_targets_that_name_no_linear_are_passed_over_where_others_do():
+    text = f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj, gate_up_proj, v_proj]\n"
+    made = read(text)
+    assert made.tables["model"]["adapter"]["target_modules"] == ["q_proj", "v_proj"]
+    assert any("'gate_up_proj' names no linear of the model, and is passed over" in note for note in made.notes)
+    with pytest.raises(ScenarioError, match="names no linear"):
+        read(text.replace("q_proj, gate_up_proj, v_proj", "gate_up_proj, qkv_proj"))
+
+
 def test_axolotls_shards_and_adapters_are_in_32_bits():
     shards = fields(f"{AXOLOTL}fsdp_version: 2\nfsdp_config:\n  offload_params: false\n")
     assert shards["strategy.orig_dtype"] in (None, "fp32")

@@ -347,6 +347,14 @@ def _frozen_names(model: Model, trained: Trained) -> frozenset[str]:
     return frozenset(name for name in names if _matches(name, patterns))
 
 
+class UnknownTarget(ModelError):
+    """A target that names no linear, which PEFT passes over beside others that do. target : its name."""
+
+    def __init__(self, message: str, target: str) -> None:
+        super().__init__(message)
+        self.target = target
+
+
 def _targets(model: Model, links: Sequence[LayerLinks], adapter: Adapter) -> dict[str, str]:
     """Names of the weights that have an adapter -> Megatron's name of the linear that shares one; empty for one of its
     own. Raises for a target that is no linear of the model."""
@@ -372,7 +380,8 @@ def _targets(model: Model, links: Sequence[LayerLinks], adapter: Adapter) -> dic
                 if experts
                 else "names no linear"
             )
-            raise ModelError(f"{model.name}: target_modules: {target!r} {why}; {nearest(target, ends)}")
+            wrong = f"{model.name}: target_modules: {target!r} {why}; {nearest(target, ends)}"
+            raise ModelError(wrong) if experts else UnknownTarget(wrong, target)
         if twice := sorted(named & targets.keys()) if target in MEGATRON_LINEARS or any(targets.values()) else []:
             raise ModelError(f"{model.name}: target_modules: {target!r} names {twice[0]} once more; leave one name out")
         targets |= dict.fromkeys(named, target if target in MEGATRON_LINEARS else "")

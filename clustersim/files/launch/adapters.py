@@ -8,16 +8,18 @@ Names and defaults: huggingface/trl ``trl/trainer/model_config.py`` and PEFT's `
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from clustersim.core.errors import ModelError, ScenarioError
+from clustersim.core.errors import ClusterSimError, ModelError, ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
-from clustersim.model.adapters import ALL_LINEAR, compiled, is_pattern
+from clustersim.model.adapters import ALL_LINEAR, UnknownTarget, compiled, is_pattern
+from clustersim.scenario import Scenario
+from clustersim.scenario.file.reading import Table as Tables
 
 Options = Mapping[Key, OptionValue]
 USUAL_TARGETS = ("q_proj", "v_proj")
@@ -134,6 +136,28 @@ IDLE = frozenset(
     )
 )
 """What says nothing more of a step, or is read with the adapters."""
+
+
+def passed_over(tables: Tables, notes: list[str], check: Callable[[], Scenario]) -> Scenario:
+    """The scenario that a check makes of ``tables``, without targets that name no linear of the model where others do,
+    as PEFT has it (peft/tuners/tuners_utils.py ``inject_adapter``); ``notes`` get a sentence for each."""
+    while True:
+        try:
+            return check()
+        except ClusterSimError as wrong:
+            unknown = _unknown_target(wrong)
+            adapter = tables.get("model", {}).get("adapter", {})
+            left = [target for target in adapter.get("target_modules", ()) if target != unknown]
+            if unknown is None or not left:
+                raise
+            tables["model"]["adapter"] = adapter | {"target_modules": left}
+            notes.append(f"adapters: {shown(unknown)} names no linear of the model, and is passed over, as PEFT does")
+
+
+def _unknown_target(wrong: BaseException | None) -> str | None:
+    while wrong is not None and not isinstance(wrong, UnknownTarget):
+        wrong = wrong.__context__
+    return wrong.target if wrong is not None else None
 
 
 def taken(options: Options, fields: ScenarioFields, used: set[Key]) -> list[str]:

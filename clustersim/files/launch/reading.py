@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clustersim import scenario
@@ -132,7 +133,8 @@ def read(
         torchtitan.fill(fields, world)
     tables = _tables(table, fields, place, world)
     tables["run"] = {**tables.get("run", {}), **(run or {})}
-    result = checked(tables, Path(path), fields)
+    check = partial(checked, tables, Path(path), fields)
+    result = adapters.passed_over(tables, notes, check) if table.name == "accelerate" else check()
     said_tables, result = shorter(tables, result, Path(path))
     notes += _unsaid(fields, result)
     notes += _undecided(fields, options)
