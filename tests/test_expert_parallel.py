@@ -37,12 +37,15 @@ def shaped(name: str, **options: object) -> Model:
     return model(name, **options)
 
 
-def expert_layer(name: str, seq_len: int = 4096, **parallel: object) -> LocalLayer:
-    """A block with experts, routed evenly unless said otherwise."""
-    made = shaped(name, seq_len=seq_len, layers=5, implementation="fused")
+def expert_layer(
+    name: str, seq_len: int = 4096, experts: dict[str, int] | None = None, **parallel: object
+) -> LocalLayer:
+    """A block with experts, routed evenly unless said otherwise; ``experts`` : sizes of them that are others."""
+    others = {"experts": experts} if experts else {}
+    made = model(name, seq_len=seq_len, layers=5, implementation="fused", **others)
     settings_ = {"routing": BALANCED, "dispatcher": "alltoall", "etp": 1} | parallel
     cut = partition(made, ParallelConfig(**settings_))  # type: ignore[arg-type]
-    return next(layer for layer in reversed(cut.stages[0].layers) if layer.kind == "block")
+    return next(layer for layer in reversed(cut.stages[0].layers) if layer.kind == "block" and layer.expert_tensors)
 
 
 def exchanges(layer: LocalLayer, what: str, kind: str = "") -> list[Exchange]:
@@ -310,6 +313,27 @@ def test_shared_experts_are_cut_over_tp_like_a_dense_mlp() -> None:
     router = next(t for t in layer.tensors if t.name.endswith("mlp.gate.weight"))
     assert router.numel == 2048 * 64
     assert layer.replicated >= router.numel
+
+
+def test_experts_in_a_narrower_width_are_sent_narrower_rows() -> None:
+    """Tokens are projected where they are, on every tensor-parallel rank whole, and back when they are home."""
+    wide, narrow = (
+        expert_layer("nemotron-3-nano-30b-a3b", 1024, ep=8, tp=2, sequence_parallel=True, **sizes)
+        for sizes in ({}, {"experts": {"latent": 672}})
+    )
+    sent = [
+        sum(x.elements for x in exchanges(layer, "", "all_to_all") if "probs" not in x.name) for layer in (wide, narrow)
+    ]
+    assert sent[0] / sent[1] == 2688 / 672
+    order = [k.name for w in narrow.forward if isinstance(w, Work) for k in w.kernels]
+    places = [
+        order.index(name) for name in ("expert_latent_in", "dispatch", "expert_up", "combine", "expert_latent_out")
+    ]
+    assert places == sorted(places)
+    shared = next(k.k for w in narrow.forward if isinstance(w, Work) for k in w.kernels if k.name == "shared_up")
+    assert shared == 2688
+    projections = [t for t in narrow.tensors if "latent_proj" in t.name]
+    assert [t.numel for t in projections] == [2688 * 672] * 2
 
 
 def test_latent_attention_gathers_its_latent_vectors_not_the_hidden_states() -> None:

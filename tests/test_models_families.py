@@ -199,6 +199,9 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
     if kind == "nemotron_h":
         words = ["linear_attention", "moe", "full_attention", "mlp"]
         config["layers_block_type"] = words + rng.choices(words, k=rng.randint(0, 4))
+        config["moe_latent_size"] = rng.choice([None, 24])
+    if kind == "glm_moe_dsa":
+        config |= indexers_of_some(layers, rng)
     for name in ("num_key_value_heads", "head_dim", "tie_word_embeddings", "attention_bias", "sliding_window"):
         if rng.random() < 0.2 and name in config and kind not in {"mamba2", "nemotron", "internlm3"}:
             left_out = fields[name]
@@ -207,6 +210,14 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
             if name != "head_dim" or (left_out is None and kind not in NO_HEAD_SIZE):
                 del config[name]
     return config | {"model_type": kind}
+
+
+def indexers_of_some(layers: int, rng: random.Random) -> dict[str, Any]:
+    """Which blocks have an indexer, in one of the ways that the class reads."""
+    listed = ["full", *rng.choices(["full", "shared"], k=layers - 1)]
+    letters = "".join(word[0].upper() for word in listed)
+    rarely = {"index_topk_freq": rng.choice([1, 3]), "index_skip_topk_offset": rng.choice([1, 2])}
+    return rng.choice([{}, {"indexer_types": listed}, {"index_topk_pattern": letters}, rarely])
 
 
 def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
@@ -309,6 +320,13 @@ def test_flops_are_those_that_torch_counts(kind: str) -> None:
     # Megatron-LM counts the scaling of latent vectors, torch does not.
     ours = sum(k.flops for k in kernels if not k.name.endswith("latent_norm"))
     assert ours == counted_flops(config, 48)
+
+
+def test_flops_of_experts_in_a_narrower_width_are_those_that_torch_counts() -> None:
+    config = random_config("nemotron_h", random.Random(4)) | {"moe_latent_size": 24, "mlp_hidden_act": "relu2"}
+    config["layers_block_type"] = ["moe", "full_attention", "mlp"]
+    made = from_hf(config, seq_len=48, attention="eager")
+    assert sum(k.flops for layer in made.layers for k in layer.kernels) == counted_flops(config, 48)
 
 
 def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:

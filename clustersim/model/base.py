@@ -27,16 +27,19 @@ NORM_PLACES = ("before", "after", "both", "parallel", "parallel_two", "one")
 """Where a block's norms stand: in front of attention and of the MLP; behind them, inside the residual (OLMo 2); both
 (Gemma 2); one for attention and MLP side by side (Command R), or one for each (GPT-NeoX); or one in front of the only
 half that the block has (Mamba)."""
-MIXERS = ("full", "sliding", "chunked", "delta", "kda", "lightning", "mamba", "mamba2", "conv", "none")
-"""How a block mixes tokens. Attention: to all earlier tokens, to a window of them, or to those of the same chunk.
-Linear in the sequence's length: gated delta rule (Qwen3-Next) and its kind with a gate per channel (Kimi Linear),
-lightning attention (MiniMax), state spaces of the first and second Mamba, a short convolution (LFM2)."""
+MIXERS = ("full", "sliding", "chunked", "reused", "delta", "kda", "lightning", "mamba", "mamba2", "conv", "none")
+"""How a block mixes tokens. Attention: to all earlier tokens, to a window of them, to those of the same chunk, or to
+those that an earlier block's indexer chose (GLM-5.2). Linear in the sequence's length: gated delta rule (Qwen3-Next)
+and its kind with a gate per channel (Kimi Linear), lightning attention (MiniMax), state spaces of the first and second
+Mamba, a short convolution (LFM2)."""
 MLPS = ("dense", "experts", "none")
 QK_NORMS = ("head", "heads", "width", "plain")
 """A norm of queries and keys has one weight for all heads, a weight for each head, is over all heads together (OLMo 2),
 or has no weight (Llama 4)."""
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
-ATTENDS = frozenset(("full", "sliding", "chunked"))
+LIMITED = frozenset(("sliding", "chunked", "reused"))
+"""Kinds of attention to some of the tokens."""
+ATTENDS = LIMITED | {"full"}
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,7 @@ class TransformerShape:
         if not mlp:
             mlp = "experts" if self.experts and self.experts.are_in(block) else "dense"
         wide = self.widths[min(block, len(self.widths) - 1)] if self.widths else self.d_ff
-        limited = {"sliding", "chunked"} & frozenset(mixer.split("+"))
+        words = frozenset(mixer.split("+"))
         return replace(
             self,
             mixers=(mixer,),
@@ -251,7 +254,8 @@ class TransformerShape:
             widths=(),
             d_ff=wide if mlp == "dense" else 0 if mlp == "none" else self.d_ff,
             experts=self.experts if mlp == "experts" else None,
-            window=self.window if limited else 0,
+            window=self.window if words & LIMITED else 0,
+            indexer=None if "reused" in words else self.indexer,
         )
 
 

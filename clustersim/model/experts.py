@@ -19,24 +19,30 @@ def expert_kernels(s: TransformerShape, e: Experts) -> Kernels:
     """Everything that stands where a dense block has its MLP; each expert sees its even share of the tokens."""
     t = s.seq_len
     h = s.d_model
+    row = e.row(h)
     routed = float(t * e.per_token)
+    # To a narrower width and back, whole on every rank; the router keeps the input they share.
+    narrowed = (K.sharing_input(K.linear("expert_latent_in", t, h, row)),) if e.latent else ()
+    widened = (K.linear("expert_latent_out", t, row, h),) if e.latent else ()
     # The loop has an index_add and its index for each expert.
     indices = (1, 1) if s.experts_implementation == "grouped_mm" else (2 * e.count, 2 * e.count)
     return (
         K.linear("router", t, h, e.count),
         # Its n and k: groups of experts, and how many of them a token's experts may be in.
         replace(K.memory("top_k", float(t * e.count), K.Passes(6, 6, 6, 6)), n=e.groups, k=e.group_limit),
-        K.memory("dispatch", routed * h, K.Passes(2, 3), cut="expert"),
+        *narrowed,
+        K.memory("dispatch", routed * row, K.Passes(2, 3), cut="expert"),
         *routed_kernels(s, e, routed),
         # The gradients of the weights it sums by need what the experts said.
-        K.memory("combine", routed * h, K.Passes(5, 5, *indices), cut="expert", saved=1),
+        K.memory("combine", routed * row, K.Passes(5, 5, *indices), cut="expert", saved=1),
+        *widened,
         *_shared_kernels(s, e),
     )
 
 
 def routed_kernels(s: TransformerShape, e: Experts, routed: float) -> Kernels:
     """Gate, up, activation and down of ``e.count`` experts on ``routed`` rows per sample together."""
-    h = s.d_model
+    h = e.row(s.d_model)
     f = e.width
     activation = K.mlp_activation(s, "expert_activation", routed * f)
     times = launches_of(s, e.count)

@@ -74,8 +74,6 @@ def nemotron_h(c: Config, values: Values) -> None:
     if not any("experts" in table[word] for word in listed):
         for name in [name for name in values if name.startswith("experts.")]:
             del values[name]
-    elif c.has("moe_latent_size"):
-        raise ModelError(f"{c.where}: 'moe_latent_size' = {c.data['moe_latent_size']!r} is not described; only null is")
     else:
         times = c.whole("n_shared_experts", 1, "the number of shared experts")
         wide = c.number("moe_shared_expert_intermediate_size", values["experts.width"], "the shared expert's width")

@@ -4,6 +4,7 @@ whether the shape has it (a plain MLP has no gate, a dense block no experts)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from clustersim.core.model import Tensor
@@ -325,24 +326,30 @@ def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
     """Of a block with experts (none where it has no experts), and of the MLP that it has without."""
     names = _GATED if s.gated else _PLAIN
     if e is None:
-        absent = ("router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain")
-        parts: dict[str, Part] = {part: lambda _: () for part in (*absent, "shared_joined", "shared_gate")}
+        absent = ["router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain"]
+        absent += ["shared_joined", "shared_gate", "latent_in", "latent_out"]
+        parts: dict[str, Part] = {part: lambda _: () for part in absent}
         there = s.d_ff > 0
         parts["dense_joined"] = lambda name: _shared_joined(name, s, s.d_ff) if there else ()
         parts["dense"] = lambda name: _mlp(name, s, s.d_ff, names, bias=s.mlp_bias) if there else ()
         return parts
 
+    row = e.row(s.d_model)
+    routed = replace(s, d_model=row)
+
     def each(names: dict[str, str]) -> Part:
         if s.experts_joined:
-            return lambda name: _joined(name, s, e)
+            return lambda name: _joined(name, routed, e)
         every = range(e.count)
-        return lambda name: tuple(t for i in every for t in _mlp(f"{name}.{i}", s, e.width, names, "expert_"))
+        return lambda name: tuple(t for i in every for t in _mlp(f"{name}.{i}", routed, e.width, names, "expert_"))
 
     return {
         "router": _linear(s.d_model, e.count, bias=e.bias),
         "experts": each(names),
         "experts_w": each(_GATED_W),
-        "experts_joined": lambda name: _joined(name, s, e),
+        "experts_joined": lambda name: _joined(name, routed, e),
+        "latent_in": _linear(s.d_model, row, bias=s.mlp_bias, there=e.latent > 0),
+        "latent_out": _linear(row, s.d_model, bias=s.mlp_bias, there=e.latent > 0),
         "correction": _tensor(e.count, there=e.correction),
         "shared": lambda name: _mlp(name, s, e.shared, names, bias=s.mlp_bias) if e.shared else (),
         "shared_plain": lambda name: _mlp(name, s, e.shared, names) if e.shared else (),

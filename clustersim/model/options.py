@@ -35,7 +35,7 @@ _NO_TENSOR: tuple[str, ...] = (
 _NO_TENSOR += ("attn_dropout", "hidden_dropout", "head_positions", "images")
 _NO_TENSOR += ("experts.per_token", "experts.groups", "experts.group_limit")
 """Options that may change kernels alone; every other one is about parameters, so it must change some."""
-_NEEDS = {"embed_dim": "project_in", "experts.bias": "experts_joined"}
+_NEEDS = {"embed_dim": "project_in", "experts.bias": "experts_joined", "experts.latent": "latent_in"}
 """Parts of the family's row that an option needs, where it would change other tensors without them."""
 _HEADS = {"lm": "logits", "mlm": "masked_logits", "pretraining": "next_sentence", "pooler": "pooler", "qa": "answers"}
 """The part of the family's row that each head needs."""

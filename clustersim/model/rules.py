@@ -260,15 +260,27 @@ def _sparse_attention(c: Config, values: Values) -> None:
     values |= {"window": values["indexer.top"], "mixers": ("sliding",)}
 
 
-def _whole_indexers(c: Config, values: Values) -> None:
-    """GLM-5's later kin choose keys in some blocks for those behind them, which have no indexer; GLM-5 does not."""
-    words = set(c.listed("indexer_types", "full or shared for each block"))
-    rarely = c.has("index_topk_freq") and c.number("index_topk_freq", 1, "blocks from one indexer to the next") > 1
-    if words - {"full"} or rarely or c.has("index_topk_pattern"):
+_INDEXERS = {"full": "sliding", "F": "sliding", "shared": "reused", "S": "reused"}
+"""Whether a block chooses keys itself or has those of the block before it, in words and letters."""
+
+
+def _shared_indexers(c: Config, values: Values) -> None:
+    """GLM-5.2 chooses keys in some blocks for those behind them, which have no indexer: by a list, by letters, or in
+    each so many-th block."""
+    layers = values["layers"]
+    field = "indexer_types" if c.has("indexer_types") else "index_topk_pattern"
+    words = c.value(field)
+    if words is None:
+        every = c.number("index_topk_freq", 1, "blocks from one indexer to the next") if c.has("index_topk_freq") else 1
+        first = c.whole("index_skip_topk_offset", 2, "the leading blocks with an indexer") if every > 1 else 0
+        c.read.add("index_skip_topk_offset")
+        words = ["shared" if max(i - first + 1, 0) % every else "full" for i in range(layers)]
+    unknown = not isinstance(words, str | list) or [word for word in words if word not in _INDEXERS]
+    if unknown or len(words) != layers or words[0] not in {"full", "F"}:
         raise ModelError(
-            f"{c.where}: blocks that share the keys which another block's indexer chose are not described; only "
-            "'indexer_types' of 'full' are"
+            f"{c.where}: '{field}' = {words!r} must be 'full' or 'shared' for each of {layers} blocks, the first 'full'"
         )
+    values["mixers"] = shortest([_INDEXERS[word] for word in words])
 
 
 def _neox(c: Config, values: Values) -> None:
@@ -321,7 +333,7 @@ RULES: dict[str, Rule] = {
     "ernie_moe": _ernie_moe,
     "lite_words": _lite_words,
     "sparse_attention": _sparse_attention,
-    "whole_indexers": _whole_indexers,
+    "shared_indexers": _shared_indexers,
     "mamba": hybrid_rules.mamba,
     "mamba2": hybrid_rules.mamba2,
     "nemotron_h": hybrid_rules.nemotron_h,

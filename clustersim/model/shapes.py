@@ -49,6 +49,7 @@ PURPOSE = {
     "experts.every": "blocks from one with experts to the next",
     "experts.groups": "the number of groups of experts",
     "experts.group_limit": "the groups each token's experts are in",
+    "experts.latent": "the width that tokens have on their way to the experts",
     "latent.q_rank": "the rank of the queries",
     "latent.kv_rank": "the rank of keys and values",
     "latent.nope": "elements of a head that are not rotated",
@@ -62,9 +63,11 @@ PURPOSE = {
 
 _NONE = ("experts.shared", "experts.shared_of", "experts.dense_first", "experts.groups", "experts.group_limit")
 """Dimensions that may be zero."""
-_EMPTY = {"window": 0, "latent.q_rank": 0, "embed_dim": 0, "experts.groups": 0, "experts.group_limit": 0}
+_EMPTY = dict.fromkeys(
+    ("window", "latent.q_rank", "embed_dim", "experts.groups", "experts.group_limit", "experts.latent"), 0
+)
 """What null means for a dimension: that there is none."""
-_QUIET = ("activation", "window", "experts.groups", "experts.group_limit")
+_QUIET = ("activation", "window", "experts.groups", "experts.group_limit", "experts.latent")
 """Dimensions whose default nobody needs to be told."""
 _RATES = ("attn_dropout", "hidden_dropout")
 _STRUCTS: dict[str, type[msgspec.Struct]] = {

@@ -18,6 +18,8 @@ class Experts(msgspec.Struct, frozen=True):
         for no limit.
     bias : router and experts have biases (GPT-OSS). correction : one parameter per expert corrects its score
         (DeepSeek-V3's balancing without a loss).
+    latent : width that tokens are projected to on their way to the routed experts, and back from (Nemotron 3); 0 for
+        the model's.
     """
 
     count: int
@@ -31,6 +33,11 @@ class Experts(msgspec.Struct, frozen=True):
     group_limit: int = 0
     bias: bool = False
     correction: bool = False
+    latent: int = 0
+
+    def row(self, width: int) -> int:
+        """Elements of a token as routed experts see it, in a model of this ``width``."""
+        return self.latent or width
 
     def are_in(self, block: int) -> bool:
         """Whether this block has experts."""

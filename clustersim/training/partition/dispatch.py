@@ -31,15 +31,21 @@ HOST_WAITS = 3
 """Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
 
 
+BESIDE_EXPERTS = frozenset({"router", "top_k", "expert_latent_in", "expert_latent_out"})
+"""Kernels of a mixture of experts that see every token where it is."""
+
+
 class Mixture(msgspec.Struct, frozen=True):
     """Sizes of a mixture of experts.
 
-    tokens : per sample. hidden : width of the model. experts, per_token : E and k.
+    tokens : per sample. hidden : width of the model. row : elements of a token on its way to an expert.
+    experts, per_token : E and k.
     groups, group_limit : a token's experts are all in so many of the groups; 0 for no limit.
     """
 
     tokens: int
     hidden: int
+    row: int
     experts: int
     per_token: int
     groups: int = 0
@@ -113,7 +119,7 @@ class Dispatcher(Protocol):
 
 def is_expert(kernel: Kernel) -> bool:
     """Whether a kernel is of a mixture of experts, its router and shared experts included."""
-    return kernel.cut.startswith("expert") or kernel.name in {"router", "top_k"} or kernel.name.startswith("shared_")
+    return kernel.cut.startswith("expert") or kernel.name in BESIDE_EXPERTS or kernel.name.startswith("shared_")
 
 
 def read_counts(out: NodeListing, part: str, name: str = "read_counts") -> None:
@@ -141,26 +147,26 @@ class AllToAll(msgspec.Struct, frozen=True):
     def there(self, out: NodeListing, part: str) -> None:
         """Hidden states and weights; both to all ranks of an expert."""
         s = self.spread
-        self._swap(out, "dispatch", s.mixture.hidden, part)
+        self._swap(out, "dispatch", s.mixture.row, part)
         self._swap(out, "dispatch probs", 1, part)
-        self._over_etp(out, "dispatch", "all_gather", s.mixture.hidden, part)
+        self._over_etp(out, "dispatch", "all_gather", s.mixture.row, part)
         self._over_etp(out, "dispatch probs", "all_gather", 1, part)
 
     def home(self, out: NodeListing, part: str) -> None:
         """Partial sums of an expert's ranks, then each row to its token."""
-        h = self.spread.mixture.hidden
+        h = self.spread.mixture.row
         self._over_etp(out, "combine", "reduce_scatter", h, part)
         self._swap(out, "combine", h, part, home=True)
 
     def gradient_there(self, out: NodeListing) -> None:
         """The adjoint of :meth:`home`."""
-        h = self.spread.mixture.hidden
+        h = self.spread.mixture.row
         self._swap(out, "combine gradient", h, "I")
         self._over_etp(out, "combine gradient", "all_gather", h, "I")
 
     def gradient_home(self, out: NodeListing) -> None:
         """The adjoint of :meth:`there`, whose counts are known by now."""
-        h = self.spread.mixture.hidden
+        h = self.spread.mixture.row
         self._over_etp(out, "dispatch probs gradient", "reduce_scatter", 1, "I")
         self._over_etp(out, "dispatch gradient", "reduce_scatter", h, "I")
         self._swap(out, "dispatch probs gradient", 1, "I", home=True)
@@ -171,7 +177,7 @@ class AllToAll(msgspec.Struct, frozen=True):
         s = self.spread
         if s.ep * s.etp == 1 or s.mixture.experts == s.ep:
             return (), ()
-        moved = 2.0 * s.received * s.mixture.hidden
+        moved = 2.0 * s.received * s.mixture.row
         sort_kernel = Kernel(
             "sort_rows", "memory", nbytes=moved, backward_nbytes=moved, backward_launches=1, cut="expert"
         )
@@ -207,20 +213,20 @@ class AllGather(msgspec.Struct, frozen=True):
         """The map of choices, their weights (fp32), the hidden states; then the host reads the counts."""
         self._exchange(out, "dispatch map", "all_gather", self.spread.mixture.experts, part, "uint8")
         self._exchange(out, "dispatch probs", "all_gather", self.spread.mixture.experts, part, "fp32")
-        self._exchange(out, "dispatch", "all_gather", self.spread.mixture.hidden, part)
+        self._exchange(out, "dispatch", "all_gather", self.spread.mixture.row, part)
         read_counts(out, part)
 
     def home(self, out: NodeListing, part: str) -> None:
         """Every rank's part of every token's sum."""
-        self._exchange(out, "combine", "reduce_scatter", self.spread.mixture.hidden, part)
+        self._exchange(out, "combine", "reduce_scatter", self.spread.mixture.row, part)
 
     def gradient_there(self, out: NodeListing) -> None:
         """The adjoint of :meth:`home`."""
-        self._exchange(out, "combine gradient", "all_gather", self.spread.mixture.hidden, "I")
+        self._exchange(out, "combine gradient", "all_gather", self.spread.mixture.row, "I")
 
     def gradient_home(self, out: NodeListing) -> None:
         """The adjoint of :meth:`there`; a map has no gradient."""
-        self._exchange(out, "dispatch gradient", "reduce_scatter", self.spread.mixture.hidden, "I")
+        self._exchange(out, "dispatch gradient", "reduce_scatter", self.spread.mixture.row, "I")
         self._exchange(out, "dispatch probs gradient", "reduce_scatter", self.spread.mixture.experts, "I", "fp32")
 
     def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
@@ -301,7 +307,7 @@ class TwoHops(msgspec.Struct, frozen=True):
 def hops(s: ExpertSpread, exchange_name: str, part: str, *, home: bool = False) -> tuple[Exchange, ...]:
     """The exchanges of one dispatch, or of one combine (``home``), by two hops: they run beside each other."""
     phase = "combine" if home else "dispatch"
-    row = s.mixture.hidden * (FLOAT8_ROW if s.float8 and not home else 1.0)
+    row = s.mixture.row * (FLOAT8_ROW if s.float8 and not home else 1.0)
     exchanges = []
     for hop, (copies, matrix) in copies_of(s).items():
         directed = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix

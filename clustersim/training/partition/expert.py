@@ -18,7 +18,15 @@ import msgspec
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel, Tensor
 from clustersim.training.parallel import ParallelConfig
-from clustersim.training.partition.dispatch import AllGather, AllToAll, Dispatcher, ExpertSpread, Mixture, TwoHops
+from clustersim.training.partition.dispatch import (
+    BESIDE_EXPERTS,
+    AllGather,
+    AllToAll,
+    Dispatcher,
+    ExpertSpread,
+    Mixture,
+    TwoHops,
+)
 from clustersim.training.partition.nodes import (
     TRAFFIC,
     Kernels,
@@ -48,7 +56,7 @@ def mixture_of(kernels: Kernels) -> Mixture | None:
     router = named["router"]
     up = named["expert_up"]
     choice = named["top_k"]
-    return Mixture(router.m, router.k, router.n, round(rows(up) / router.m), choice.n, choice.k)
+    return Mixture(router.m, router.k, up.k, router.n, round(rows(up) / router.m), choice.n, choice.k)
 
 
 def reach_of(parallel: ParallelConfig, nproc_per_node: int, nproc_per_domain: int) -> int:
@@ -135,7 +143,9 @@ def expert_nodes(
 
     ``modules`` : ``recompute_modules`` of it but ``moe``, which is a checkpoint around these nodes.
     """
-    first = tuple(local_kernel(k, share) for k in kernels if k.name in {"router", "top_k"})
+    whole = tuple(local_kernel(k, share) for k in kernels if k.name in BESIDE_EXPERTS)
+    widened = tuple(k for k in whole if k.name == "expert_latent_out")
+    first = tuple(k for k in whole if k not in widened)
     inside = {k.name: _local(k, spread, share) for k in kernels if k.cut.startswith("expert")}
     permute = inside.pop("dispatch")
     unpermute = inside.pop("combine")
@@ -152,7 +162,8 @@ def expert_nodes(
     if "shared_experts" in modules and shared and not beside:
         shared = checkpointed(shared)
     node = ExpertExchange(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
-    return (LocalKernels("router", first), node, *again, *(() if beside else shared))
+    back: Nodes = (LocalKernels("latent", widened),) if widened else ()
+    return (LocalKernels("router", first), node, *again, *back, *(() if beside else shared))
 
 
 def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
@@ -162,7 +173,7 @@ def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
     everywhere = m.tokens * m.per_token  # rows of the model per sample
     if kernel.name in {"dispatch", "combine"}:  # where tokens are, not where experts are
         kernel = scaled(kernel, spread.routed.rows / everywhere, (*TRAFFIC, "saved"), launches=1, backward_launches=1)
-        moved = spread.permuted * m.hidden
+        moved = spread.permuted * m.row
         return replace(kernel, nbytes=moved, backward_nbytes=moved) if spread.fused else kernel
     local_tokens = spread.received / everywhere
     if kernel.kind != "gemm":
