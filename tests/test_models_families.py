@@ -26,13 +26,15 @@ QUICK = 10
 
 EARLIER = {"vit", "roberta", "xlm-roberta", "camembert", "bert", "mpt"}
 """Types whose tensors keep the names and order of transformers 4 (or llm-foundry): sizes are compared without them."""
-EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "opt"}
-"""Types whose experts are listed one by one, as transformers 4 has them; and OPT, whose final norm stands where it
-runs: names are compared without their order."""
+EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "opt", "gemma4_text"}
+"""Types whose experts are listed one by one, as transformers 4 has them; and OPT and Gemma 4, whose final norm or
+further table stands where it runs: names are compared without their order."""
 UNBUILT = {"kimi_k2"}
 """Types that transformers has no class for; their fields are another's."""
 NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 """Types whose class fails without ``head_dim``, which it has not by default."""
+OWN_HEADS = {"gemma4_text", "mimo_v2_flash"}
+"""Types whose heads are drawn to go together."""
 AS_ENCODER = {"modernbert", "bert", "roberta", "xlm-roberta", "camembert"}
 
 
@@ -51,6 +53,7 @@ PARTS = {
     "qwen3_5_vision",
     "qwen3_5_moe_vision",
     "kimi_k25_vision",
+    "gemma4_vision",
 }
 """Towers that are compared with a decoder behind them."""
 PARTS |= {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
@@ -58,6 +61,7 @@ IMAGES = {"clip_vision_model", "siglip_vision_model", "dinov2", "vit"}
 """Types that read images alone."""
 SEEING = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "llama4": "llama4_text",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -202,8 +206,15 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         config["moe_latent_size"] = rng.choice([None, 24])
     if kind == "glm_moe_dsa":
         config |= indexers_of_some(layers, rng)
+    if kind == "gemma4_text":
+        config |= gemma4_blocks(heads, layers, rng)
+    if kind == "mimo_v2_flash":
+        config |= {"num_key_value_heads": heads // 2, "num_attention_heads": heads}  # doubled where a window is
+        if rng.random() < 0.5:
+            config["layer_types"] = rng.choices(["full_attention", "sliding_attention"], k=layers)
+            config["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=layers)
     for name in ("num_key_value_heads", "head_dim", "tie_word_embeddings", "attention_bias", "sliding_window"):
-        if rng.random() < 0.2 and name in config and kind not in {"mamba2", "nemotron", "internlm3"}:
+        if rng.random() < 0.2 and name in config and kind not in {"mamba2", "nemotron", "internlm3", *OWN_HEADS}:
             left_out = fields[name]
             if name == "num_key_value_heads" and left_out is not None and heads % left_out:
                 continue
@@ -218,6 +229,31 @@ def indexers_of_some(layers: int, rng: random.Random) -> dict[str, Any]:
     letters = "".join(word[0].upper() for word in listed)
     rarely = {"index_topk_freq": rng.choice([1, 3]), "index_skip_topk_offset": rng.choice([1, 2])}
     return rng.choice([{}, {"indexer_types": listed}, {"index_topk_pattern": letters}, rarely])
+
+
+def gemma4_blocks(heads: int, layers: int, rng: random.Random) -> dict[str, Any]:
+    """What the blocks of a Gemma 4 have."""
+    shared = rng.choice([0, 0, layers - 2])
+    kinds = ["sliding_attention", "full_attention"]
+    config: dict[str, Any] = {
+        "layer_types": [*kinds, *rng.choices(kinds, k=layers - 3), "full_attention"][:layers],
+        "num_attention_heads": heads,
+        "num_key_value_heads": rng.choice([heads, heads // 2]),
+        "global_head_dim": rng.choice([8, 16, 32]),
+        "num_global_key_value_heads": rng.choice([None, 1, 2]),
+        "attention_k_eq_v": rng.random() < 0.5,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": rng.random() < 0.5,
+        "hidden_size_per_layer_input": 8 if shared else rng.choice([0, 8]),  # the class fails with the first alone
+        "vocab_size_per_layer_input": rng.choice([64, 160]),
+        "use_bidirectional_attention": rng.choice([None, "vision", "all"]),
+    }
+    if rng.random() < 0.5:
+        experts = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24, "use_double_wide_mlp": False}
+        config |= {"enable_moe_block": True} | experts
+    else:
+        config |= {"enable_moe_block": False, "num_experts": None, "top_k_experts": None, "moe_intermediate_size": None}
+    return config
 
 
 def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
@@ -346,6 +382,9 @@ def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
     if kind == "kimi_k25":
         del sizes["num_channels"]
         return sizes | {"pos_emb_height": 8, "pos_emb_width": rng.choice([4, 8])}
+    if kind == "gemma4":
+        heads_of = {"num_key_value_heads": heads, "head_dim": rng.choice([8, 16]), "pooling_kernel_size": 3}
+        return sizes | heads_of | {"patch_size": 16, "position_embedding_size": rng.choice([8, 64])}
     sizes["image_size"] = rng.choice([56, 112])
     if kind == "llama4":
         sizes |= {"projector_input_dim": 32, "projector_output_dim": 24, "vision_output_dim": 24}
@@ -370,17 +409,19 @@ def test_a_tower_stands_in_front_of_a_decoder_as_transformers_has_it(kind: str) 
     for _ in range(4):
         config = seeing_config(kind, rng)
         theirs, ours = as_transformers(config), as_rows(from_hf(config))
-        apart = kind in {"qwen3_vl_moe", "kimi_k25"}
+        apart = kind in {"qwen3_vl_moe", "kimi_k25", "gemma4"}
         assert (joined(ours) == dict(theirs)) if apart else (ours == theirs), config
 
 
-def test_indexers_that_blocks_share_are_refused() -> None:
-    config = random_config("glm_moe_dsa", random.Random(1))
-    words = ["full"] * config["num_hidden_layers"]
-    assert as_rows(from_hf(config | {"indexer_types": words})) == as_rows(from_hf(config))
-    for change in ({"indexer_types": [*words[1:], "shared"]}, {"index_topk_freq": 2}, {"index_topk_pattern": "FS"}):
-        with pytest.raises(ModelError, match="share the keys"):
-            from_hf(config | change)
+def test_a_block_without_an_indexer_attends_to_the_keys_that_an_earlier_one_chose() -> None:
+    config = random_config("glm_moe_dsa", random.Random(1)) | {"num_hidden_layers": 3, "mlp_layer_types": ["dense"] * 3}
+    made = from_hf(config | {"indexer_types": ["full", "shared", "full"]}, seq_len=48)
+    blocks = [{k.name: k.flops for k in layer.kernels} for layer in made.layers if layer.kind == "block"]
+    assert [any(name.startswith("index_") for name in kernels) for kernels in blocks] == [True, False, True]
+    assert len({kernels["attention"] for kernels in blocks}) == 1
+    for change in ({"indexer_types": ["shared"] * 3}, {"indexer_types": ["full"]}, {"index_topk_pattern": "FSX"}):
+        with pytest.raises(ModelError, match=r"must be 'full' or 'shared' for each of 3 blocks, the first 'full'"):
+            from_hf(config | {"indexer_types": None} | change)
 
 
 @pytest.mark.parametrize("sides", [[2, 1], [0, 0], [2], ["2", "2"], [True, True]])
@@ -489,6 +530,74 @@ def test_a_value_of_any_kind_is_read_or_is_one_error(kind: str) -> None:
 def test_a_type_without_a_class_is_read_as_the_one_it_is_like() -> None:
     config = random_config("deepseek_v3", random.Random(5))
     assert from_hf(config | {"model_type": "kimi_k2"}).layers == from_hf(config).layers
+
+
+def searched_config() -> dict[str, Any]:
+    """A small Llama-Nemotron: each block has heads and an MLP of its own, or none."""
+    halves = [(2, 1.0), (None, 5.25), (4, None), (1, 0.5)]
+    blocks = [
+        {
+            "attention": {"n_heads_in_group": group, "no_op": group is None, "window_length": None},
+            "ffn": {"ffn_mult": times, "no_op": times is None, "replace_with_linear": False},
+        }
+        for group, times in halves
+    ]
+    sizes = {"hidden_size": 384, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 96}
+    empty = {"num_key_value_heads": None, "intermediate_size": None, "tie_word_embeddings": False}
+    return {"model_type": "nemotron-nas", "block_configs": blocks, "hidden_act": "silu"} | sizes | empty
+
+
+def test_blocks_that_a_search_found_are_llamas_blocks_of_those_sizes() -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    config = searched_config()
+    made = from_hf(config, seq_len=64)
+    widths = {1.0: 256, 5.25: 1536, 0.5: 256}
+    for layer, block in zip((x for x in made.layers if x.kind == "block"), config["block_configs"], strict=True):
+        group, times = block["attention"]["n_heads_in_group"], block["ffn"]["ffn_mult"]
+        sizes = {"num_key_value_heads": 4 // (group or 1), "intermediate_size": widths.get(times, 8)}
+        with torch.device("meta"):
+            llama = LlamaDecoderLayer(LlamaConfig(hidden_size=384, num_attention_heads=4, **sizes), 0)
+        absent = ["self_attn", "input_layernorm"] if group is None else []
+        absent += ["mlp", "post_attention_layernorm"] if times is None else []
+        theirs = [(name, p.numel()) for name, p in llama.named_parameters() if not name.startswith(tuple(absent))]
+        assert [(t.name.split(".", 3)[3], t.numel) for t in layer.tensors] == theirs
+        assert ("attention" in {k.name for k in layer.kernels}) == (group is not None)
+
+
+@pytest.mark.parametrize(
+    ("half", "change", "message"),
+    [
+        (
+            "attention",
+            {"replace_with_linear": True},
+            r"block_configs\[0\].attention: 'replace_with_linear' = True is not",
+        ),
+        ("attention", {"window_length": 64}, "'window_length' = 64 is not described; only null and false are"),
+        ("attention", {"n_heads_in_group": 3}, "'n_heads_in_group' = 3 does not divide 4 heads"),
+        ("ffn", {"ffn_mult": -1}, r"block_configs\[0\].ffn: 'ffn_mult' = -1 must be a number above zero"),
+    ],
+)
+def test_what_a_searched_block_may_not_be_is_named(half: str, change: dict[str, Any], message: str) -> None:
+    config = searched_config()
+    config["block_configs"][0][half] |= change
+    with pytest.raises(ModelError, match=message):
+        from_hf(config)
+
+
+def test_mimo_is_a_qwen2() -> None:
+    config = random_config("qwen2", random.Random(5))
+    assert from_hf(config | {"model_type": "mimo"}).layers == from_hf(config).layers
+
+
+def test_a_part_that_is_not_described_is_no_part_that_is_not_there() -> None:
+    config = seeing_config("gemma4", random.Random(1))
+    assert from_hf(config | {"audio_config": None}).parameters == from_hf(config).parameters
+    with pytest.raises(
+        ModelError, match="'audio_config' is a part of gemma4 that is not described; null leaves it out"
+    ):
+        from_hf(config | {"audio_config": {"hidden_size": 64}})
 
 
 def test_fields_are_those_of_the_installed_transformers() -> None:

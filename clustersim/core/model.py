@@ -178,6 +178,7 @@ class Layer:
     kernels : forward kernels in order.
     activation_bytes : per sample *per element byte*, kept from forward to backward without checkpointing.
     boundary_bytes : per sample per element byte, of the layer's input (all that is kept under full checkpointing).
+    heads, kv_heads : of its attention where they are not the model's; 0 where they are.
     """
 
     name: str
@@ -187,6 +188,8 @@ class Layer:
     buffers: int = 0
     activation_bytes: float = 0.0
     boundary_bytes: float = 0.0
+    heads: int = 0
+    kv_heads: int = 0
 
     @cached_property
     def parameters(self) -> int:

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from clustersim.core.errors import ModelError, nearest
 from clustersim.core.limits import MOST_EXPERTS, MOST_LAYERS, counted
-from clustersim.model.sizes import Bridge, Delta, Experts, Indexer, Latent, Patches, StateSpace
+from clustersim.model.sizes import (
+    KV_FROM,
+    Bridge,
+    Delta,
+    Experts,
+    Heads,
+    Indexer,
+    Latent,
+    LayerInputs,
+    Patches,
+    StateSpace,
+)
 
 __all__ = [
     "Experts",
@@ -33,9 +46,9 @@ those that an earlier block's indexer chose (GLM-5.2). Linear in the sequence's 
 and its kind with a gate per channel (Kimi Linear), lightning attention (MiniMax), state spaces of the first and second
 Mamba, a short convolution (LFM2)."""
 MLPS = ("dense", "experts", "none")
-QK_NORMS = ("head", "heads", "width", "plain")
+QK_NORMS = ("head", "heads", "width", "plain", "values")
 """A norm of queries and keys has one weight for all heads, a weight for each head, is over all heads together (OLMo 2),
-or has no weight (Llama 4)."""
+or has no weight (Llama 4); or values have one, too, that has no weight (Gemma 4)."""
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
 LIMITED = frozenset(("sliding", "chunked", "reused"))
 """Kinds of attention to some of the tokens."""
@@ -75,6 +88,10 @@ class TransformerShape:
         side by side are joined by ``+`` (Falcon-H1). Empty where all blocks attend, and have experts where ``experts``
         says.
     widths : of each block's MLP, empty where all are ``d_ff``.
+    heads_of : of each block, repeated where there are more blocks, attention that differs; empty where all have that of
+        the shape. value_size : elements of a head's value; 0 for ``head_dim``. kv_from : what makes keys and values,
+        of :data:`~clustersim.model.sizes.KV_FROM`.
+    inputs : what each block is told of its token.
     delta, space, indexer : sizes of the delta rule, of the state space, and of the sparse attention's indexer.
     head_bias : the output projection has a bias. pooling : a tower ends in attention of one learned query.
     tower : what reads images in front of the decoder; images : of a sample.
@@ -145,6 +162,10 @@ class TransformerShape:
     mixers: tuple[str, ...] = ()
     mlps: tuple[str, ...] = ()
     widths: tuple[int, ...] = ()
+    heads_of: tuple[Heads, ...] = ()
+    value_size: int = 0
+    kv_from: str = "own"
+    inputs: LayerInputs | None = None
     delta: Delta | None = None
     space: StateSpace | None = None
     indexer: Indexer | None = None
@@ -189,9 +210,25 @@ class TransformerShape:
         return self.kv_heads * self.head_dim
 
     @property
+    def attentions(self) -> tuple[Heads, ...]:
+        """Heads of its blocks, each kind once."""
+        own = Heads(self.heads, self.kv_heads, self.head_dim, self.value_size, self.kv_from, self.sinks)
+        return tuple(dict.fromkeys(self.heads_of)) or (own,)
+
+    @property
     def value_dim(self) -> int:
         """Elements of one head's value, and of its output."""
-        return self.latent.value if self.latent else self.head_dim
+        return self.latent.value if self.latent else self.value_size or self.head_dim
+
+    @property
+    def key_elements(self) -> int:
+        """Elements of a token's keys that the block makes."""
+        return 0 if self.kv_from == "earlier" else self.kv_width
+
+    @property
+    def value_elements(self) -> int:
+        """Elements of a token's values that the block makes."""
+        return 0 if self.kv_from == "earlier" else self.kv_heads * self.value_dim
 
     @property
     def gated(self) -> bool:
@@ -233,7 +270,7 @@ class TransformerShape:
 
     def of_block(self, block: int) -> TransformerShape:
         """The shape as one block has it: with experts or without, with the window or without."""
-        if self.mixers:
+        if self.mixers or self.heads_of:
             return self._described(block)
         experts = self.experts if self.experts and self.experts.are_in(block) else None
         full_attention = self.full_every and (block + 1) % self.full_every == 0
@@ -241,14 +278,17 @@ class TransformerShape:
 
     def _described(self, block: int) -> TransformerShape:
         """As :meth:`of_block`, where the shape says of each block what it does, over and over again."""
-        mixer = self.mixers[block % len(self.mixers)]
+        mixer = self.mixers[block % len(self.mixers)] if self.mixers else "full"
         mlp = self.mlps[block % len(self.mlps)] if self.mlps else ""
         if not mlp:
             mlp = "experts" if self.experts and self.experts.are_in(block) else "dense"
         wide = self.widths[min(block, len(self.widths) - 1)] if self.widths else self.d_ff
         words = frozenset(mixer.split("+"))
+        own = msgspec.structs.asdict(self.heads_of[block % len(self.heads_of)]) if self.heads_of else {}
         return replace(
             self,
+            heads_of=(),
+            **own,
             mixers=(mixer,),
             mlps=(mlp,),
             widths=(),
@@ -290,8 +330,9 @@ def checked(shape: TransformerShape) -> TransformerShape:
             continue
         if not isinstance(value, int) or value < 1:
             raise ModelError(f"{shape.name}: {field} = {value!r} must be a whole number above zero")
-    if shape.heads % shape.kv_heads:
-        raise ModelError(f"{shape.name}: {shape.heads} heads do not share {shape.kv_heads} key-value heads evenly")
+    for heads, kv_heads in dict.fromkeys((one.heads, one.kv_heads) for one in shape.attentions):
+        if heads % kv_heads:
+            raise ModelError(f"{shape.name}: {heads} heads do not share {kv_heads} key-value heads evenly")
     if shape.positions == "learned" and shape.n_positions < shape.seq_len:
         raise ModelError(
             f"{shape.name}: seq_len {shape.seq_len} exceeds the {shape.n_positions} learned positions; "
@@ -301,7 +342,7 @@ def checked(shape: TransformerShape) -> TransformerShape:
         raise ModelError(f"{shape.name}: {shape.experts.per_token} of {shape.experts.count} experts per token")
     choices = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS, "attention": ATTENTION}
     choices |= {"implementation": IMPLEMENTATIONS, "experts_implementation": EXPERTS_IMPLEMENTATIONS, "head": HEADS}
-    choices |= {"norm_places": NORM_PLACES, "qk_norm_of": QK_NORMS}
+    choices |= {"norm_places": NORM_PLACES, "qk_norm_of": QK_NORMS, "kv_from": KV_FROM}
     for field, choice in choices.items():
         if getattr(shape, field) not in choice:
             raise ModelError(

@@ -13,6 +13,9 @@ from clustersim.model import kernels as K
 from clustersim.model.base import Experts, TransformerShape
 
 Kernels = tuple[Kernel, ...]
+EXPERT_NORMS = ("norm_router", "norm_experts", "norm_behind_experts", "norm_behind_shared")
+"""Norms of the router's input, of the routed experts' input and output, and of the output of what every token visits,
+whose input the block's own norm makes."""
 
 
 def expert_kernels(s: TransformerShape, e: Experts) -> Kernels:
@@ -26,18 +29,27 @@ def expert_kernels(s: TransformerShape, e: Experts) -> Kernels:
     widened = (K.linear("expert_latent_out", t, row, h),) if e.latent else ()
     # The loop has an index_add and its index for each expert.
     indices = (1, 1) if s.experts_implementation == "grouped_mm" else (2 * e.count, 2 * e.count)
+    ahead = {name: K.norm(s, name) for name in EXPERT_NORMS} if e.norms else {}
     return (
+        *_listed(ahead, "norm_router"),
         K.linear("router", t, h, e.count),
         # Its n and k: groups of experts, and how many of them a token's experts may be in.
         replace(K.memory("top_k", float(t * e.count), K.Passes(6, 6, 6, 6)), n=e.groups, k=e.group_limit),
+        *_listed(ahead, "norm_experts"),
         *narrowed,
         K.memory("dispatch", routed * row, K.Passes(2, 3), cut="expert"),
         *routed_kernels(s, e, routed),
         # The gradients of the weights it sums by need what the experts said.
         K.memory("combine", routed * row, K.Passes(5, 5, *indices), cut="expert", saved=1),
         *widened,
+        *_listed(ahead, "norm_behind_experts"),
         *_shared_kernels(s, e),
     )
+
+
+def _listed(norms: dict[str, Kernel], name: str) -> Kernels:
+    """A norm, where there is one."""
+    return (norms[name],) if name in norms else ()
 
 
 def routed_kernels(s: TransformerShape, e: Experts, routed: float) -> Kernels:
@@ -116,11 +128,13 @@ def _shared_kernels(s: TransformerShape, e: Experts) -> Kernels:
     h = s.d_model
     # The router keeps the input they share.
     scaled = (K.sharing_input(K.linear("shared_scale", t, h, 1)),) if e.shared_gate else ()
-    wide = [K.linear(name, t, h, e.shared) for name in ("shared_gate",) * s.gated + ("shared_up",)]
+    wide = [replace(K.linear(n, t, h, e.shared), cut="column") for n in ("shared_gate",) * s.gated + ("shared_up",)]
     return (
-        *(replace(K.sharing_input(kernel), cut="column") for kernel in wide),
+        *(wide[:1] if e.norms else ()),  # what it reads the router does not
+        *map(K.sharing_input, wide[1:] if e.norms else wide),
         K.mlp_activation(s, "shared_activation", float(t) * e.shared),
         replace(K.linear("shared_down", t, e.shared, h), cut="row"),
         *scaled,
+        *((K.norm(s, "norm_behind_shared"),) if e.norms else ()),
         K.memory("shared_sum", float(t * h), K.Passes(3, 3)),
     )

@@ -109,6 +109,10 @@ def shape_from_hf(
             notes += _assumed(part)
     if family.note:
         notes.append(family.note)
+    if shape.inputs:
+        notes.append(
+            "what blocks are told of their tokens is made with the embedding; pipeline stages do not send it on"
+        )
     label = name or str(data.get("_name_or_path") or "") or (where if where != "config" else str(kind))
     return replace(shape, name=label), tuple(notes)
 

@@ -426,14 +426,16 @@ def attention(s: TransformerShape) -> Kernels:
     kernels: list[Kernel] = []
     tokens = float(s.seq_len)
     if s.qk_norm:
-        kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width)), cut="heads"))
+        values = s.value_elements if s.qk_norm_of == "values" else 0
+        kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.key_elements + values)), cut="heads"))
     if s.positions == "rotary" and not s.latent:
         passes = WIDE_ROTARY if s.wide_rotation and not s.fuses_rotation else ROTARY[s.fuses_rotation]
-        kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
+        kernels.append(memory("rotary", tokens * (s.width + s.key_elements), passes, cut="heads"))
     if s.kv_heads < s.heads and not s.fuses and s.attention == "eager":
         # Keys and values are copied out to every query head, which fused attention takes as they are; backward sums
         # the copies.
-        kernels.append(memory("repeat_kv", tokens * (s.width + s.kv_width), Passes(2, 2, 2, 2), cut="heads"))
+        copied = tokens * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim) / 2
+        kernels.append(memory("repeat_kv", copied, Passes(2, 2, 2, 2), cut="heads"))
     return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
 
 
@@ -455,7 +457,7 @@ def _flash(s: TransformerShape) -> Kernels:
             launches=1,
             backward_launches=3,
             cut="heads",
-            saved=float(s.seq_len) * (s.width + s.kv_heads * (s.head_dim + s.value_dim)),
+            saved=float(s.seq_len) * (s.width + s.key_elements + s.value_elements),
         ),
     )
 
@@ -463,7 +465,7 @@ def _flash(s: TransformerShape) -> Kernels:
 def _eager(s: TransformerShape) -> Kernels:
     t = s.seq_len
     square = float(s.heads) * s.seq_len**2
-    saved = float(t) * (s.width + s.kv_heads * (s.head_dim + s.value_dim))
+    saved = float(t) * (s.width + s.key_elements + s.value_elements)
     # The softmax's output, and behind a dropout the dropped one with its mask (arXiv:2205.05198).
     square_kept = (2 + MASK if s.attn_dropout else 1.0) * square
     scores = replace(batched("scores", s.heads, t, t, s.head_dim), saved=saved)

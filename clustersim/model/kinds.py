@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
@@ -53,7 +53,10 @@ def as_blocks(described: Sequence[str]) -> dict[str, Any]:
     return {"mixers": mixers} | ({"mlps": mlps} if any(mlps) else {})
 
 
-def shortest(words: Sequence[str]) -> tuple[str, ...]:
+Word = TypeVar("Word")
+
+
+def shortest(words: Sequence[Word]) -> tuple[Word, ...]:
     """The shortest beginning that, repeated, gives all words.
 
     >>> shortest(["a", "b", "a", "b", "a"]), shortest(["a", "b", "b"])

@@ -170,6 +170,10 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
         "qkv": _of_gpt2(s, h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
         "q": _linear(h, queries, "column", bias=s.qkv_bias, there=attends),
         "kv": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=attends),
+        "k": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=attends and s.kv_from != "earlier"),
+        "v": _linear(h, s.kv_heads * s.value_dim, "column", bias=s.qkv_bias, there=attends and s.kv_from == "own"),
+        "mixer_norm": _linear(1, h, bias=s.norm_bias, there="none" not in s.mixing),
+        "mlp_norm": _linear(1, h, bias=s.norm_bias, there=s.d_ff > 0 or s.experts is not None),
         "k_plain": _linear(h, s.kv_width, "column", there=attends),
         "out": _of_gpt2(s, s.width, h, "row", bias=s.out_bias, there=attends),
         "gate": _of_gpt2(s, h, s.d_ff, "column", bias=s.mlp_bias, there=s.gated and dense),
@@ -190,10 +194,13 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
     low = latent and a.q_rank > 0
     normed = s.qk_norm and plain
     wide = s.qk_norm_of in {"width", "heads"}
+    each = s.qk_norm_of in {"head", "values"}
     index = latent and s.indexer
     return {
         "sinks": _tensor(s.heads, "column", there=s.sinks and plain),
-        "qk_norm": _tensor(s.head_dim, "sequence", there=normed and s.qk_norm_of == "head"),
+        **_of_inputs(s),
+        "qk_norm": _tensor(s.head_dim, "sequence", there=normed and each),
+        "k_norm": _tensor(s.head_dim, "sequence", there=normed and each and s.kv_from != "earlier"),
         "qk_norm_affine": _linear(1, s.head_dim, bias=True, there=normed),
         "q_wide_norm": _tensor(s.width, "column", there=normed and wide),
         "k_wide_norm": _tensor(s.kv_width, "column", there=normed and wide),
@@ -212,6 +219,22 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
         "index_k": _linear(h, s.indexer.dim if s.indexer else 0, there=bool(index)),
         "index_k_norm": _linear(1, s.indexer.dim if s.indexer else 0, bias=True, there=bool(index)),
         "index_weights": _linear(h, s.indexer.heads if s.indexer else 0, there=bool(index)),
+    }
+
+
+def _of_inputs(s: TransformerShape) -> dict[str, Part]:
+    """What blocks are told of their token: tables of all blocks, and what one block does with its own."""
+    there = s.inputs is not None
+    width = s.inputs.width if s.inputs else 0
+    rows = s.inputs.vocab if s.inputs else 0
+    every = s.layers * width
+    return {
+        "inputs_table": _tensor(rows * every, there=there, width=every),
+        "inputs_projection": _linear(s.d_model, every, there=there),
+        "inputs_norm": _linear(1, width, bias=s.norm_bias, there=there),
+        "input_gate": _linear(s.d_model, width, there=there),
+        "input_projection": _linear(width, s.d_model, there=there),
+        "input_norm": _linear(1, s.d_model, bias=s.norm_bias, there=there),
     }
 
 
@@ -328,6 +351,7 @@ def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
     if e is None:
         absent = ["router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain"]
         absent += ["shared_joined", "shared_gate", "latent_in", "latent_out"]
+        absent += ["expert_norm", "router_scale", "expert_scale"]
         parts: dict[str, Part] = {part: lambda _: () for part in absent}
         there = s.d_ff > 0
         parts["dense_joined"] = lambda name: _shared_joined(name, s, s.d_ff) if there else ()
@@ -345,6 +369,9 @@ def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
 
     return {
         "router": _linear(s.d_model, e.count, bias=e.bias),
+        "expert_norm": _linear(1, s.d_model, bias=s.norm_bias, there=e.norms),
+        "router_scale": _tensor(s.d_model, there=e.scales),
+        "expert_scale": _tensor(e.count, there=e.scales),
         "experts": each(names),
         "experts_w": each(_GATED_W),
         "experts_joined": lambda name: _joined(name, routed, e),

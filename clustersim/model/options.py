@@ -17,6 +17,7 @@ from clustersim.model.sizes import Experts
 from clustersim.model.transformer_model import build
 
 _SETTLED: tuple[str, ...] = ("latent", "patches", "delta", "space", "indexer", "tower", "mixers", "mlps", "widths")
+_SETTLED += ("heads_of", "value_size", "kv_from", "inputs")
 _SETTLED += ("norm_places", "post_norm", "wide_norms", "wide_rotation")
 """What the config or the family's row settles: parts whose sizes follow from each other, kinds of blocks."""
 _FIELDS = ("attention", "implementation", "seq_len", "name")
@@ -148,7 +149,7 @@ def _period(shape: TransformerShape) -> int:
     """Blocks after which nothing new comes."""
     experts = shape.experts
     first = experts.dense_first + 2 * experts.every if experts else 1
-    return 1 + max(first, shape.full_every, len(shape.mixers), len(shape.mlps), len(shape.widths))
+    return 1 + max(first, shape.full_every, len(shape.mixers), len(shape.mlps), len(shape.widths), len(shape.heads_of))
 
 
 def _refusal(shape: TransformerShape, changed: TransformerShape, dimension: str) -> str:

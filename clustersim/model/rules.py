@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clustersim.core.errors import ModelError
-from clustersim.model import hybrid_rules
+from clustersim.model import block_rules, hybrid_rules
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import as_blocks, shortest
@@ -99,6 +99,13 @@ def _position_grid(c: Config, values: Values) -> None:
         for name in ("pos_emb_height", "pos_emb_width")
     ]
     values["n_positions"] = sides[0] * sides[1]
+
+
+def _two_tables(c: Config, values: Values) -> None:
+    """Gemma 4's learned positions are a table for rows of patches and one for columns."""
+    values["n_positions"] *= 2
+    if c.flag("use_clipped_linears", False, quiet=True):
+        raise ModelError(f"{c.where}: 'use_clipped_linears' = true is not described; only false is")
 
 
 def _patch_windows(c: Config, values: Values) -> None:
@@ -318,6 +325,7 @@ RULES: dict[str, Rule] = {
     "mlp_ratio": _mlp_ratio,
     "any_image": _any_image,
     "position_grid": _position_grid,
+    "two_tables": _two_tables,
     "patch_windows": _patch_windows,
     "window_flag": _window_flag,
     "decoder_step": _decoder_step,
@@ -344,6 +352,9 @@ RULES: dict[str, Rule] = {
     "lfm2": hybrid_rules.lfm2,
     "lfm2_moe": hybrid_rules.lfm2_moe,
     "kimi_linear": hybrid_rules.kimi_linear,
+    "gemma4": block_rules.gemma4,
+    "mimo_v2": block_rules.mimo_v2,
+    "searched": block_rules.searched,
     "neox": _neox,
     "one_key": _one_key,
     "falcon": _falcon,

@@ -17,7 +17,7 @@ from clustersim.model.families import Family
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import blocks_of
 from clustersim.model.rules import RULES
-from clustersim.model.sizes import Delta, Experts, Indexer, Latent, Patches, StateSpace
+from clustersim.model.sizes import Delta, Experts, Indexer, Latent, LayerInputs, Patches, StateSpace
 from clustersim.model.vision import seeing
 
 LONGEST = 8192
@@ -76,6 +76,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "delta": Delta,
     "space": StateSpace,
     "indexer": Indexer,
+    "inputs": LayerInputs,
     "patches": Patches,
 }
 _GATED_NAMES = {"silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "geglu": "geglu"}

@@ -20,6 +20,8 @@ class Experts(msgspec.Struct, frozen=True):
         (DeepSeek-V3's balancing without a loss).
     latent : width that tokens are projected to on their way to the routed experts, and back from (Nemotron 3); 0 for
         the model's.
+    norms : the router, the routed experts and what all tokens visit have norms of their own in front, and the latter
+        two behind, too (Gemma 4). scales : the router scales what it reads and each expert by learned vectors.
     """
 
     count: int
@@ -34,6 +36,8 @@ class Experts(msgspec.Struct, frozen=True):
     bias: bool = False
     correction: bool = False
     latent: int = 0
+    norms: bool = False
+    scales: bool = False
 
     def row(self, width: int) -> int:
         """Elements of a token as routed experts see it, in a model of this ``width``."""
@@ -42,6 +46,38 @@ class Experts(msgspec.Struct, frozen=True):
     def are_in(self, block: int) -> bool:
         """Whether this block has experts."""
         return block >= self.dense_first and (block + 1) % self.every == 0
+
+
+KV_FROM = ("own", "keys", "earlier")
+"""What keys and values of a block are made by: a projection each, one that is both (Gemma 4), or an earlier block."""
+
+
+class Heads(msgspec.Struct, frozen=True):
+    """Attention of a block, where not all blocks have the same.
+
+    Parameters
+    ----------
+    heads, kv_heads, head_dim : as of a whole shape. value_size : elements of a head's value; 0 for ``head_dim``.
+    kv_from : of :data:`KV_FROM`. sinks : one learned score per head in the softmax.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_size: int = 0
+    kv_from: str = "own"
+    sinks: bool = False
+
+
+class LayerInputs(msgspec.Struct, frozen=True):
+    """What each block is told of its token beside what it is handed (Gemma 4's small ones): a row of a table of its
+    own, added to a projection of the embedding, gates a projection of the block's output.
+
+    ``width`` : of one block. ``vocab`` : rows of the table, which all blocks' widths are columns of.
+    """
+
+    width: int
+    vocab: int
 
 
 class Latent(msgspec.Struct, frozen=True):
@@ -159,7 +195,8 @@ class Bridge(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    kind : ``linear``, ``raw`` (a matrix that is no module) or ``norm``. name : of the module or tensor.
+    kind : ``linear``, ``raw`` (a matrix that is no module), ``norm`` or ``plain`` (a norm without a weight).
+    name : of the module or tensor.
     n_in, n_out : its widths; equal for a norm. bias : whether it has one.
     """
 

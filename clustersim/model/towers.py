@@ -31,6 +31,9 @@ def with_tower(c: Config, family: Family) -> tuple[TransformerShape, list[Config
 
     Raises :class:`ModelError` naming file, field and value.
     """
+    for key in family.without:
+        if c.table(key):
+            raise ModelError(f"{c.where}: '{key}' is a part of {c.kind} that is not described; null leaves it out")
     text = _part(c, "text_config", family.text, flat=True)
     vision = _part(c, "vision_config", family.vision)
     shape = _shape(text, family.text)
@@ -261,8 +264,9 @@ def _projector(s: TransformerShape, tower: Tower) -> Layer:
     for bridge in tower.bridges:
         if bridge.kind == "raw":
             tensors.append(Tensor(bridge.name, bridge.n_in * bridge.n_out))
-        elif bridge.kind == "norm":
-            tensors += naming.affine(bridge.name, 1, bridge.n_in, bias=bridge.bias)
+        elif bridge.kind in {"norm", "plain"}:
+            if bridge.kind == "norm":
+                tensors += naming.affine(bridge.name, 1, bridge.n_in, bias=bridge.bias)
             kernels.append(K.norm(s, "projector_norm", float(rows * bridge.n_in), saved=1))
             continue
         else:

@@ -133,6 +133,8 @@ def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
             body[shape],
             activation_bytes=K.kept(body[shape]),
             boundary_bytes=boundary,
+            heads=shape.heads if shape.heads != s.heads else 0,
+            kv_heads=shape.kv_heads if shape.kv_heads != s.kv_heads else 0,
         )
         for i, shape in enumerate(shapes)
     ]
@@ -213,6 +215,14 @@ def _embedding_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     kernels = [K.memory("gather", float(s.seq_len * width), GATHER, cut="row")]
     if s.embed_dim:
         kernels.append(K.linear("project_in", s.seq_len, width, s.d_model))
+    if s.inputs:
+        told = float(s.seq_len * s.layers * s.inputs.width)
+        kernels += [
+            K.memory("gather", told, GATHER),
+            K.linear("inputs", s.seq_len, s.d_model, s.layers * s.inputs.width),
+            K.norm(s, "norm_inputs", told),
+            K.memory("sum", told, K.operators("ss:s", "s:", 1, 1)),
+        ]
     sums = (s.positions == "learned") + (s.token_types > 0)
     if sums:
         kernels.append(K.memory("sum", elements, K.operators("ss:s", "s:", 2, 2), times=sums))
@@ -227,7 +237,21 @@ def block_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     """Forward kernels of one block in order, norms where the shape has them."""
     mixer = _mixer_kernels(s)
     mlp = _mlp_kernels(s) if s.experts or s.d_ff else ()
-    return with_bytes(s, (*_in_order(s, mixer, mlp), *_backward_sums(s)))
+    told = _told_kernels(s, s.inputs.width) if s.inputs else ()
+    return with_bytes(s, (*_in_order(s, mixer, mlp), *told, *_backward_sums(s)))
+
+
+def _told_kernels(s: TransformerShape, width: int) -> K.Kernels:
+    """What the block is told of its token gates a projection of its output, which is added to it."""
+    t = s.seq_len
+    gated = K.activation_passes(s)
+    return (
+        K.linear("input_gate", t, s.d_model, width),
+        K.memory("input_activation", float(t * width), gated, saved=gated.saved - 1),
+        K.linear("input_projection", t, width, s.d_model),
+        K.norm(s, "norm_behind_input"),
+        *K.residual(s, "input_residual"),
+    )
 
 
 def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernels:
@@ -283,8 +307,9 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
         if s.indexer:
             projections += K.indexer_kernels(s, s.latent, s.indexer)
     elif _splits_qkv(s):
-        q, k, v = (K.linear(n, t, h, w) for n, w in (("q", queries), ("k", s.kv_width), ("v", s.kv_width)))
-        projections = [q, K.sharing_input(k), K.sharing_input(v)]
+        made = {"k": s.key_elements, "v": s.value_elements if s.kv_from == "own" else 0}
+        own = (K.sharing_input(K.linear(name, t, h, width)) for name, width in made.items() if width)
+        projections = [K.linear("q", t, h, queries), *own]
     else:
         projections = [K.linear("qkv", t, h, queries + 2 * s.kv_width)]
         if not s.fuses:
@@ -303,10 +328,11 @@ def _backward_sums(s: TransformerShape) -> K.Kernels:
     h = s.d_model
     dense = bool(s.d_ff) and not s.experts
     dense_bias = s.mlp_bias and dense
-    wide = s.width * (2 if s.attn_gate else 1) + 2 * s.kv_width
+    wide = s.width * (2 if s.attn_gate else 1) + s.key_elements + (s.value_elements if s.kv_from == "own" else 0)
     biases = [wide] * (s.qkv_bias and s.attends) + [s.d_ff] * ((1 + s.gated) * dense_bias)
     row_biases = [h] * ((s.out_bias and s.attends) + dense_bias)
-    attention = (1 if s.latent else 2 if _splits_qkv(s) else 0) if s.attends else 0
+    apart = {"own": 2, "keys": 1, "earlier": 0}[s.kv_from] if _splits_qkv(s) else 0
+    attention = (1 if s.latent else apart) if s.attends else 0
     mlp = 1 if s.gated and (s.experts or dense) and not naming.has(s, "gate_up") else 0
     return (*K.bias_gradients(s, biases, row_biases), *K.input_gradient_sums(s, attention + mlp))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,12 +159,13 @@ def shape_of(scenario: Scenario) -> ModelShape:
         transformer.layers,
         model.seq_len,
         transformer.d_model,
-        transformer.heads,
+        gcd(*(one.heads for one in transformer.attentions)),
         transformer.kv_heads,
-        ffn=0 if experts and experts.are_in(0) else transformer.d_ff,
+        ffn=0 if experts and experts.are_in(0) else gcd(*transformer.widths) or transformer.d_ff,
         experts=experts.count if experts else 0,
         moe_ffn=experts.width if experts else 0,
         shared_ffn=experts.shared if experts else 0,
+        kv_heads_of=tuple(one.kv_heads for one in found.attentions if one.kv_heads != found.kv_heads),
     )
 
 

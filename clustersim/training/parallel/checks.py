@@ -21,6 +21,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     Parameters
     ----------
     layers : blocks. seq_len : tokens of a sample. hidden : width. heads, kv_heads : of queries, and of keys and values.
+    kv_heads_of : of blocks that do not have ``kv_heads``.
     ffn : width of the dense MLP. experts : of a layer. moe_ffn : width of a routed one. shared_ffn : of the shared ones
         together.
     """
@@ -34,6 +35,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     experts: int = 0
     moe_ffn: int = 0
     shared_ffn: int = 0
+    kv_heads_of: tuple[int, ...] = ()
 
 
 def padded_vocab(vocab: int, divisible_by: int, tp: int) -> int:
@@ -90,10 +92,13 @@ def _tensor(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     for size_name, size in sizes.items():
         if size % t:
             raise _wrong(parallel, "tp", f"does not divide {size:,} {size_name}; {nearest_divisor(common, t)}")
-    kv = shape.kv_heads
-    if kv and kv % t and t % kv:
-        fits = nearest_number(lambda n: common % n == 0 and (kv % n == 0 or n % kv == 0), t, common)
-        raise _wrong(parallel, "tp", f"is neither a divisor nor a multiple of {kv} key-value heads; {fits}")
+    every_kv = [kv for kv in (shape.kv_heads, *shape.kv_heads_of) if kv]
+    for kv in every_kv:
+        if kv % t and t % kv:
+            fits = nearest_number(
+                lambda n: common % n == 0 and all(k % n == 0 or n % k == 0 for k in every_kv), t, common
+            )
+            raise _wrong(parallel, "tp", f"is neither a divisor nor a multiple of {kv} key-value heads; {fits}")
     if t == 1 and parallel.tp_overlap != "none":
         raise _wrong(parallel, "tp_overlap", "overlaps what only tp > 1 sends; tp is 1")
 
@@ -160,7 +165,8 @@ def _heads_of_all_to_all(parallel: ParallelConfig, shape: ModelShape, kind: str,
     """Each rank of the all_to_all gets whole heads; DeepSpeed's Ulysses alone may give them unevenly."""
     if parallel.framework == "deepspeed":
         return
-    for heads_name, heads in (("heads", shape.heads), ("key-value heads", shape.kv_heads)):
+    keys = [("key-value heads", kv_heads) for kv_heads in (shape.kv_heads, *shape.kv_heads_of)]
+    for heads_name, heads in (("heads", shape.heads), *keys):
         local = max(1, heads // parallel.tp)
         if heads and local % ranks:
             field = "cp" if kind == "a2a" else "hierarchical_context_parallel_sizes"

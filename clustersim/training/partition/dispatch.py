@@ -31,8 +31,11 @@ HOST_WAITS = 3
 """Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
 
 
-BESIDE_EXPERTS = frozenset({"router", "top_k", "expert_latent_in", "expert_latent_out"})
+AHEAD_OF_EXPERTS = ("norm_router", "router", "top_k", "norm_experts", "expert_latent_in")
+BEHIND_EXPERTS = ("expert_latent_out", "norm_behind_experts")
+BEHIND_SHARED = ("shared_scale", "norm_behind_shared", "shared_sum")
 """Kernels of a mixture of experts that see every token where it is."""
+_WHERE_TOKENS_ARE = frozenset((*AHEAD_OF_EXPERTS, *BEHIND_EXPERTS, *BEHIND_SHARED))
 
 
 class Mixture(msgspec.Struct, frozen=True):
@@ -119,7 +122,7 @@ class Dispatcher(Protocol):
 
 def is_expert(kernel: Kernel) -> bool:
     """Whether a kernel is of a mixture of experts, its router and shared experts included."""
-    return kernel.cut.startswith("expert") or kernel.name in BESIDE_EXPERTS or kernel.name.startswith("shared_")
+    return kernel.cut.startswith("expert") or kernel.name.startswith("shared_") or kernel.name in _WHERE_TOKENS_ARE
 
 
 def read_counts(out: NodeListing, part: str, name: str = "read_counts") -> None:

@@ -19,7 +19,9 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel, Tensor
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.dispatch import (
-    BESIDE_EXPERTS,
+    AHEAD_OF_EXPERTS,
+    BEHIND_EXPERTS,
+    BEHIND_SHARED,
     AllGather,
     AllToAll,
     Dispatcher,
@@ -143,16 +145,22 @@ def expert_nodes(
 
     ``modules`` : ``recompute_modules`` of it but ``moe``, which is a checkpoint around these nodes.
     """
-    whole = tuple(local_kernel(k, share) for k in kernels if k.name in BESIDE_EXPERTS)
-    widened = tuple(k for k in whole if k.name == "expert_latent_out")
-    first = tuple(k for k in whole if k not in widened)
+    first, behind = (
+        tuple(local_kernel(k, share) for k in kernels if k.name in names)
+        for names in (AHEAD_OF_EXPERTS, BEHIND_EXPERTS)
+    )
     inside = {k.name: _local(k, spread, share) for k in kernels if k.cut.startswith("expert")}
     permute = inside.pop("dispatch")
     unpermute = inside.pop("combine")
     # Sizes are of the mean position, and time is multiplied by each one's load; memory must be there for the most.
     busiest = max(spread.routed.load, default=1.0)
     inside = {name: scaled(kernel, busiest, ("saved",)) for name, kernel in inside.items()}
-    shared = shared_nodes(tuple(k for k in kernels if k.name.startswith("shared_")), share, manner, spread.mixture)
+    shared = shared_nodes(
+        tuple(k for k in kernels if k.name.startswith("shared_") or k.name in BEHIND_SHARED),
+        share,
+        manner,
+        spread.mixture,
+    )
     beside = parallel.shared_expert_overlap and bool(shared)
     again: Nodes = ()
     if "moe_act" in modules:
@@ -162,7 +170,7 @@ def expert_nodes(
     if "shared_experts" in modules and shared and not beside:
         shared = checkpointed(shared)
     node = ExpertExchange(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
-    back: Nodes = (LocalKernels("latent", widened),) if widened else ()
+    back: Nodes = (LocalKernels("experts", behind),) if behind else ()
     return (LocalKernels("router", first), node, *again, *back, *(() if beside else shared))
 
 
@@ -210,7 +218,7 @@ def shared_nodes(kernels: Kernels, share: LayerShares, manner: ExchangeStyle, mi
     up = tuple(k for name, k in local.items() if name in {"shared_gate", "shared_up"})
     activation = local["shared_activation"]
     down = local["shared_down"]
-    rest = tuple(k for name, k in local.items() if name in {"shared_scale", "shared_sum"})
+    rest = tuple(k for name, k in local.items() if name in BEHIND_SHARED)
     name = "shared experts"
     if share.tp == 1:
         return (LocalKernels(name, (*up, activation)), LocalKernels(name, (down, *rest)))

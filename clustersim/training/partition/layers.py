@@ -63,6 +63,8 @@ class Cutter(msgspec.Struct, frozen=True):
         Raises as :func:`~clustersim.training.partition.share.local_kernel` and
         :func:`~clustersim.training.partition.context.attention_node` do.
         """
+        if (own := self.share.of(layer)) is not self.share:
+            return msgspec.structs.replace(self, share=own).nodes(layer, block, modules)
         if self.parallel.float8_activations and layer.kind == "block":
             layer = replace(layer, kernels=tuple(map(_kept_in_8_bits, layer.kernels)))
         if self.share.whole and self.parallel.ep == 1 and not modules:

@@ -8,7 +8,7 @@ from math import ceil
 import msgspec
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.model import Kernel, Model, Tensor
+from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.training.parallel import ParallelConfig, padded_vocab
 from clustersim.training.partition.nodes import ARITHMETIC, TRAFFIC, scaled
 
@@ -36,6 +36,13 @@ class LayerShares(msgspec.Struct, frozen=True):
     kv_heads: int = 0
     head_dim: int = 0
     gathers_again: bool = True
+
+    def of(self, layer: Layer) -> LayerShares:
+        """The share of a layer, whose attention may have other heads than the model's."""
+        heads, kv_heads = layer.heads or self.heads, layer.kv_heads or self.kv_heads
+        if (heads, kv_heads) == (self.heads, self.kv_heads):
+            return self
+        return msgspec.structs.replace(self, heads=heads, kv_heads=kv_heads)
 
     @property
     def one_fp32_copy(self) -> bool:

@@ -108,7 +108,8 @@ def _products(model: Model, layer: Layer) -> float:
     weights = float(sum(kernel.n * kernel.k for kernel in products))
     if layer.kind != "block" or not model.kv_heads:
         return weights
-    return weights + 2.0 * (model.heads - model.kv_heads) * model.head_dim * model.hidden
+    repeated = (layer.heads or model.heads) - (layer.kv_heads or model.kv_heads)
+    return weights + 2.0 * repeated * model.head_dim * model.hidden
 
 
 def _by_compute(costs: list[float], stages: int) -> list[int]:
