@@ -33,7 +33,7 @@ UNBUILT = {"kimi_k2"}
 """Types that transformers has no class for; their fields are another's."""
 NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 """Types whose class fails without ``head_dim``, which it has not by default."""
-OWN_HEADS = {"gemma4_text", "mimo_v2_flash"}
+OWN_HEADS = {"gemma4_text", "mimo_v2_flash", "minimax_m3_vl_text"}
 """Types whose heads are drawn to go together."""
 AS_ENCODER = {"modernbert", "bert", "roberta", "xlm-roberta", "camembert"}
 
@@ -54,6 +54,7 @@ PARTS = {
     "qwen3_5_moe_vision",
     "kimi_k25_vision",
     "gemma4_vision",
+    "minimax_m3_vl_vision",
 }
 """Towers that are compared with a decoder behind them."""
 PARTS |= {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
@@ -62,6 +63,7 @@ IMAGES = {"clip_vision_model", "siglip_vision_model", "dinov2", "vit"}
 SEEING = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "llama4": "llama4_text",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -208,6 +210,10 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         config |= indexers_of_some(layers, rng)
     if kind == "gemma4_text":
         config |= gemma4_blocks(heads, layers, rng)
+    if kind == "minimax_m3_vl_text":
+        words = {"layer_types": ["full_attention", "minimax_m3_sparse"], "mlp_layer_types": ["dense", "sparse"]}
+        config |= {name: rng.choices(pair, k=layers) for name, pair in words.items()}
+        config |= {"num_key_value_heads": kv, "index_n_heads": kv, "dense_intermediate_size": rng.choice([56, 112])}
     if kind == "mimo_v2_flash":
         config |= {"num_key_value_heads": heads // 2, "num_attention_heads": heads}  # doubled where a window is
         if rng.random() < 0.5:
@@ -341,7 +347,7 @@ def counted_flops(config: dict[str, Any], tokens: int) -> int:
 OTHERWISE = {
     "jamba", "bamba", "falcon_h1", "granitemoehybrid", "minimax", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
     "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "llama4_text",
-    "deepseek_v32", "glm_moe_dsa", *IMAGES,
+    "deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text", *IMAGES,
 }  # fmt: skip
 """Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
 token, sparse attention as a mask; and vit, which reads no tokens."""
@@ -365,6 +371,43 @@ def test_flops_of_experts_in_a_narrower_width_are_those_that_torch_counts() -> N
     assert sum(k.flops for layer in made.layers for k in layer.kernels) == counted_flops(config, 48)
 
 
+def test_flops_of_minimax_without_chosen_keys_are_those_that_torch_counts() -> None:
+    config = random_config("minimax_m3_vl_text", random.Random(4))
+    config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    made = from_hf(config, seq_len=48, attention="eager")
+    assert sum(k.flops for layer in made.layers for k in layer.kernels) == counted_flops(config, 48)
+
+
+def test_a_published_minimax_says_the_same_in_its_own_words() -> None:
+    config = random_config("minimax_m3_vl_text", random.Random(4)) | {"index_block_size": 16, "index_topk_blocks": 2}
+    sparse = [int(word != "full_attention") for word in config["layer_types"]]
+    table = {
+        "use_sparse_attention": True,
+        "sparse_attention_freq": sparse,
+        "sparse_num_index_heads": config["index_n_heads"],
+        "sparse_index_dim": config["index_head_dim"],
+        "sparse_block_size": 16,
+        "sparse_topk_blocks": 2,
+    }
+    published = {name: value for name, value in config.items() if "index" not in name and "_types" not in name}
+    published |= {"sparse_attention_config": table, "hidden_act": "swigluoai", "model_type": "minimax_m3"}
+    published["moe_layer_freq"] = [int(word == "sparse") for word in config["mlp_layer_types"]]
+    made = from_hf(published, seq_len=48)
+    assert made.layers == from_hf(config, seq_len=48).layers
+    pairs = 32 * 48 - 32**2 / 2
+    seen = {k.flops for layer in made.layers for k in layer.kernels if k.name == "attention"}
+    heads = 4.0 * config["num_attention_heads"] * config["head_dim"]
+    assert seen <= {heads * pairs, heads * 48**2 / 2}
+    for change, message in (
+        ({"sparse_attention_config": table | {"use_sparse_attention": False}}, "leave the whole table out"),
+        ({"sparse_attention_config": table | {"sparse_attention_freq": [1]}}, "must be 0 or 1 for each of"),
+        ({"attention_output_gate": True}, "'attention_output_gate' = True is not described; only False is"),
+        ({"n_shared_experts": 2}, "'n_shared_experts' = 2 is not described; only 1 is"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            from_hf(published | change)
+
+
 def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
     """A small table of a tower, in the words of its class."""
     heads = rng.choice([2, 4])
@@ -385,6 +428,8 @@ def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
     if kind == "gemma4":
         heads_of = {"num_key_value_heads": heads, "head_dim": rng.choice([8, 16]), "pooling_kernel_size": 3}
         return sizes | heads_of | {"patch_size": 16, "position_embedding_size": rng.choice([8, 64])}
+    if kind == "minimax_m3_vl":
+        return sizes | {"temporal_patch_size": 2, "spatial_merge_size": 2}
     sizes["image_size"] = rng.choice([56, 112])
     if kind == "llama4":
         sizes |= {"projector_input_dim": 32, "projector_output_dim": 24, "vision_output_dim": 24}

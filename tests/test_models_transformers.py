@@ -223,12 +223,29 @@ def test_a_wrong_value_is_named(change: dict[str, Any], message: str) -> None:
         from_hf(config("llama3-8b") | change)
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v4", "kimi_k3", "minimax_m3", "glm9", "nemotron-nas"])
+@pytest.mark.parametrize("kind", ["deepseek_v5", "kimi_k4", "minimax_m4", "glm9", "nemotron-pruned"])
 def test_another_version_or_variant_of_a_type_is_not_taken_for_a_slip(kind: str) -> None:
     """Its blocks are others: who writes the neighbour in its place has a wrong model without a word."""
     with pytest.raises(ModelError, match=f"unknown model_type '{kind}'; .* types are read") as raised:
         from_hf(config("llama3-8b") | {"model_type": kind})
     assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("deepseek_v4", "compress_ratios"), ("kimi_k3", "routed_expert_hidden_size"), ("step3p7", "heads")],
+)
+def test_a_later_version_is_refused_by_what_it_has(kind: str, field: str) -> None:
+    with pytest.raises(ModelError, match=f"model_type '{kind}' is a .*{field}.*which is not described"):
+        from_hf(config("llama3-8b") | {"model_type": kind})
+
+
+@pytest.mark.parametrize("field", ["moe_latent_size", "num_kv_shared_layers", "q_lora_rank", "hc_mult"])
+def test_a_field_that_changes_tensors_and_that_the_type_does_not_read_is_refused(field: str) -> None:
+    plain = config("llama3-8b")
+    with pytest.raises(ModelError, match=f"'{field}' = 4 changes a model's tensors, but is not described of llama"):
+        from_hf(plain | {field: 4})
+    assert from_hf(plain | {field: None}).layers == from_hf(plain).layers
 
 
 def test_a_misspelt_key_is_pointed_at() -> None:

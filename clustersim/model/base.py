@@ -295,7 +295,7 @@ class TransformerShape:
             d_ff=wide if mlp == "dense" else 0 if mlp == "none" else self.d_ff,
             experts=self.experts if mlp == "experts" else None,
             window=self.window if words & LIMITED else 0,
-            indexer=None if "reused" in words else self.indexer,
+            indexer=self.indexer if "sliding" in words else None,
         )
 
 

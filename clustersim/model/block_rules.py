@@ -126,6 +126,71 @@ def _mimo_experts(c: Config, values: Values) -> None:
         )
 
 
+def minimax_m3(c: Config, values: Values) -> None:
+    """MiniMax-M3: in most blocks small heads choose blocks of keys, to which alone a query attends."""
+    layers = values["layers"]
+    table = Config(f"{c.where}: sparse_attention_config", c.table("sparse_attention_config"), c.kind)
+    older = {"heads": "sparse_num_index_heads", "dim": "sparse_index_dim"}
+    sizes = {"heads": "index_n_heads", "dim": "index_head_dim"}
+
+    def size(field: str, old: str, meaning: str) -> int:
+        return table.need(old, meaning) if table.has(old) else c.number(field, 1, meaning)
+
+    for name, field in sizes.items():
+        values[f"indexer.{name}"] = size(field, older[name], "of the heads that choose keys")
+    block = size("index_block_size", "sparse_block_size", "keys of a block")
+    chosen = size("index_topk_blocks", "sparse_topk_blocks", "blocks of keys that a query attends to")
+    values["indexer.top"] = values["window"] = block * chosen
+    if values["indexer.heads"] != (values.get("kv_heads") or values["heads"]):
+        raise ModelError(
+            f"{c.where}: {values['indexer.heads']} heads choose keys for {values.get('kv_heads')} key-value heads; "
+            "only one for each is described"
+        )
+    words = c.listed("layer_types", "full_attention or minimax_m3_sparse for each block")
+    listed = table.listed("sparse_attention_freq", "1 for each block whose keys are chosen")
+    if words:
+        kinds = {"full_attention": 0, "minimax_m3_sparse": 1}
+        sparse = _truths(c, "layer_types", [kinds.get(str(word)) for word in words], layers)
+    else:
+        sparse = _truths(table, "sparse_attention_freq", listed, layers) if listed else [False] * layers
+    if not table.flag("use_sparse_attention", True, quiet=True):
+        raise ModelError(f"{table.where}: 'use_sparse_attention' = false is not described; leave the whole table out")
+    values["mixers"] = shortest(["sliding" if one else "full" for one in sparse])
+    freq = c.listed("moe_layer_freq", "1 for each block with experts")
+    there = _truths(c, "moe_layer_freq", freq, layers) if freq else [True] * layers
+    mlps = c.listed("mlp_layer_types", "dense or sparse for each block")
+    if mlps:
+        there = _truths(c, "mlp_layer_types", [{"dense": 0, "sparse": 1}.get(str(word)) for word in mlps], layers)
+    values["mlps"] = shortest(["experts" if one else "dense" for one in there])
+    _refuse_others(c, {"n_shared_experts": (1, None), "attention_output_gate": (False, None)})
+    if c.data.get("moe_intermediate_size") not in {None, values["experts.width"]}:
+        raise ModelError(
+            f"{c.where}: 'moe_intermediate_size' = {c.data['moe_intermediate_size']!r}, but 'intermediate_size' = "
+            f"{values['experts.width']}, which is the experts' width, too; they must be one number"
+        )
+
+
+def _refuse_others(c: Config, known: dict[str, tuple[Any, ...]]) -> None:
+    """Raises :class:`ModelError` for a field with another value than those that are described."""
+    for field, may_be in known.items():
+        value = c.data.get(field)
+        c.read.add(field)
+        if value not in may_be:
+            raise ModelError(f"{c.where}: '{field}' = {value!r} is not described; only {may_be[0]!r} is")
+
+
+def minimax_tower(c: Config, values: Values) -> None:
+    """MiniMax-M3's published tower says how patches are merged in a table of its own."""
+    said = c.table("img_token_compression_config")
+    for field in ("spatial_merge_size", "temporal_patch_size"):
+        if field in said and said[field] != c.value(field):
+            raise ModelError(
+                f"{c.where}: img_token_compression_config.{field} = {said[field]!r}, but '{field}' is "
+                f"{c.value(field)!r}, by default where it is missing; write the same"
+            )
+    values["patches.image"] = 448
+
+
 def _truths(c: Config, field: str, listed: list[Any], layers: int) -> list[bool]:
     """A truth value for each block. Raises :class:`ModelError` for anything else."""
     if len(listed) != layers or any(value not in (0, 1) for value in listed):

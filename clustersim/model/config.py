@@ -27,6 +27,12 @@ def inert() -> frozenset[str]:
     return frozenset(data_table("inert_fields")["fields"])
 
 
+@lru_cache(maxsize=1)
+def changing() -> frozenset[str]:
+    """Fields that change tensors or kernels wherever they are set."""
+    return frozenset(data_table("inert_fields")["changing"])
+
+
 class Config(msgspec.Struct, frozen=True):
     """A config.json's fields and where they came from, for messages that name both.
 
@@ -168,6 +174,17 @@ class Config(msgspec.Struct, frozen=True):
                 raise ModelError(
                     f"{self.where}: missing '{key}'; '{name}' = {self.data[name]!r} is no field of {self.kind}: "
                     f"did you mean '{key}'?"
+                )
+
+    def refuse_unread(self) -> None:
+        """Raises :class:`ModelError` for a field that changes tensors or kernels, and that the family does not read."""
+        for name in self.unknown():
+            value = self.data[name]
+            if name in changing() and value not in (None, False, 0, [], {}):
+                said = repr(value) if isinstance(value, int | float | str) else f"a {type(value).__name__}"
+                raise ModelError(
+                    f"{self.where}: '{name}' = {said} changes a model's tensors, but is not described of "
+                    f"{self.kind}; null says that there is none"
                 )
 
     def _hint(self, key: str, default: object) -> str:

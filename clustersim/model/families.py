@@ -67,6 +67,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text, vision : of a decoder with a tower in front, the ``model_type`` of each where its table does not say.
         text_to, head_to, vision_to : what stands before the names of its tensors. merged : how many tokens the
         patches of an image become, as :mod:`clustersim.model.towers` reads it. projector : what stands between.
+    own_parts : its tables are of ``text`` and ``vision`` whatever their ``model_type`` says.
     without : tables of parts that are not described: they must be missing or null.
     known : further fields that say nothing about size or speed, or are read by a rule.
     note : a sentence on what is assumed.
@@ -95,6 +96,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vision_to: str = ""
     merged: str = ""
     projector: tuple[str, ...] = ()
+    own_parts: bool = False
     without: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     note: str = ""

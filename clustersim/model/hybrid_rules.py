@@ -172,3 +172,5 @@ def kimi_linear(c: Config, values: Values) -> None:
     if not c.has("layer_types"):
         values |= as_blocks(["full" if i in attends else "kda" for i in range(layers)])
     values["experts.dense_first"] = c.whole("first_k_dense_replace", 1, "the number of leading dense blocks")
+    if table.flag("use_full_rank_gate", False, quiet=True):
+        raise ModelError(f"{table.where}: 'use_full_rank_gate' = true is not described; only false is")

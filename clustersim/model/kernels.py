@@ -396,18 +396,21 @@ def _latent_norm(s: TransformerShape, name: str, width: int) -> Kernel:
     return replace(norm(s, name, float(s.seq_len * width)), flops=flops, backward_flops=2 * flops)
 
 
-def indexer_kernels(s: TransformerShape, a: Latent, x: Indexer) -> list[Kernel]:
+def indexer_kernels(s: TransformerShape, x: Indexer) -> list[Kernel]:
     """DeepSeek-V3.2's indexer: scores of small heads over all earlier tokens, their weighted sum, and the best of it.
+    Of attention that is not latent (MiniMax-M3) its queries are projected from the block's input, and scores have no
+    weights: each head chooses for the query heads that share a key.
 
     Its projections are whole on every tensor-parallel rank, and no gradient of the model goes through it.
     """
     t = s.seq_len
     pairs = float(s.seq_len) ** 2 / 2
     products = [
-        linear("index_q", t, a.q_rank, x.heads * x.dim),
+        linear("index_q", t, s.latent.q_rank if s.latent else s.d_model, x.heads * x.dim),
         linear("index_k", t, s.d_model, x.dim),
-        linear("index_weights", t, s.d_model, x.heads),
     ]
+    if s.latent:
+        products.append(linear("index_weights", t, s.d_model, x.heads))
     scores = replace(
         batched("index_scores", x.heads, t, t, x.dim),
         flops=2.0 * pairs * x.heads * x.dim,

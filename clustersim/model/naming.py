@@ -195,7 +195,8 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
     normed = s.qk_norm and plain
     wide = s.qk_norm_of in {"width", "heads"}
     each = s.qk_norm_of in {"head", "values"}
-    index = latent and s.indexer
+    index = attends and s.indexer is not None
+    seen = a.q_rank if latent else h
     return {
         "sinks": _tensor(s.heads, "column", there=s.sinks and plain),
         **_of_inputs(s),
@@ -215,10 +216,11 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
         "kv_norm": _tensor(a.kv_rank, "sequence", there=latent),
         "kv_up": _linear(a.kv_rank, s.heads * (a.nope + a.value), "column", there=latent),
         "values_out": _linear(s.heads * s.value_dim, h, "row", bias=s.out_bias, there=attends),
-        "index_q": _linear(a.q_rank, s.indexer.heads * s.indexer.dim if s.indexer else 0, there=bool(index)),
-        "index_k": _linear(h, s.indexer.dim if s.indexer else 0, there=bool(index)),
-        "index_k_norm": _linear(1, s.indexer.dim if s.indexer else 0, bias=True, there=bool(index)),
-        "index_weights": _linear(h, s.indexer.heads if s.indexer else 0, there=bool(index)),
+        "index_q": _linear(seen, s.indexer.heads * s.indexer.dim if s.indexer else 0, there=index),
+        "index_k": _linear(h, s.indexer.dim if s.indexer else 0, there=index),
+        "index_k_norm": _linear(1, s.indexer.dim if s.indexer else 0, bias=True, there=index),
+        "index_norm": _tensor(s.indexer.dim if s.indexer else 0, there=index),
+        "index_weights": _linear(h, s.indexer.heads if s.indexer else 0, there=index and latent),
     }
 
 
@@ -351,7 +353,7 @@ def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
     if e is None:
         absent = ["router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain"]
         absent += ["shared_joined", "shared_gate", "latent_in", "latent_out"]
-        absent += ["expert_norm", "router_scale", "expert_scale"]
+        absent += ["shared_gate_up", "expert_norm", "router_scale", "expert_scale"]
         parts: dict[str, Part] = {part: lambda _: () for part in absent}
         there = s.d_ff > 0
         parts["dense_joined"] = lambda name: _shared_joined(name, s, s.d_ff) if there else ()
@@ -380,6 +382,7 @@ def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
         "correction": _tensor(e.count, there=e.correction),
         "shared": lambda name: _mlp(name, s, e.shared, names, bias=s.mlp_bias) if e.shared else (),
         "shared_plain": lambda name: _mlp(name, s, e.shared, names) if e.shared else (),
+        "shared_gate_up": lambda name: _shared_gate_up(name, s, e.shared) if e.shared else (),
         "shared_joined": lambda name: _shared_joined(name, s, e.shared) if e.shared else (),
         "shared_gate": _linear(s.d_model, 1, there=e.shared_gate),
         "dense": lambda _: (),
@@ -402,6 +405,12 @@ def _joined(name: str, s: TransformerShape, e: Experts) -> Tensors:
     if e.bias:
         tensors.append(Tensor(f"{down}_bias", n * h, cut="expert", width=h))
     return tuple(tensors)
+
+
+def _shared_gate_up(name: str, s: TransformerShape, width: int) -> Tensors:
+    """The same under other names (MiniMax-M3)."""
+    up = linear(f"{name}.gate_up_proj", s.d_model, 2 * width, "column")
+    return (*up, *linear(f"{name}.down_proj", width, s.d_model, "row"))
 
 
 def _shared_joined(name: str, s: TransformerShape, width: int) -> Tensors:

@@ -355,6 +355,8 @@ RULES: dict[str, Rule] = {
     "gemma4": block_rules.gemma4,
     "mimo_v2": block_rules.mimo_v2,
     "searched": block_rules.searched,
+    "minimax_m3": block_rules.minimax_m3,
+    "minimax_tower": block_rules.minimax_tower,
     "neox": _neox,
     "one_key": _one_key,
     "falcon": _falcon,

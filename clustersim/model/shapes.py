@@ -119,6 +119,7 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
     if family.kinds:
         values |= blocks_of(c, family.kinds, values)
     _refuse_missing(c, family, values)
+    c.refuse_unread()
     shape = _assembled(values)
     if shape.patches is None and c.defaults:
         try:

@@ -195,7 +195,8 @@ class Bridge(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    kind : ``linear``, ``raw`` (a matrix that is no module), ``norm`` or ``plain`` (a norm without a weight).
+    kind : ``linear``, ``each_patch`` (one of every patch, ahead of their merging), ``raw`` (a matrix that is no
+        module), ``norm`` or ``plain`` (a norm without a weight).
     name : of the module or tensor.
     n_in, n_out : its widths; equal for a norm. bias : whether it has one.
     """

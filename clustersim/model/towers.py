@@ -34,8 +34,8 @@ def with_tower(c: Config, family: Family) -> tuple[TransformerShape, list[Config
     for key in family.without:
         if c.table(key):
             raise ModelError(f"{c.where}: '{key}' is a part of {c.kind} that is not described; null leaves it out")
-    text = _part(c, "text_config", family.text, flat=True)
-    vision = _part(c, "vision_config", family.vision)
+    text = _part(c, "text_config", family.text, flat=True, own=family.own_parts)
+    vision = _part(c, "vision_config", family.vision, own=family.own_parts)
     shape = _shape(text, family.text)
     if not family.head_to:  # a decoder of its own class decides for itself
         shape = replace(shape, tied=_tied(c, text))
@@ -43,7 +43,7 @@ def with_tower(c: Config, family: Family) -> tuple[TransformerShape, list[Config
     seen = sized(seen, seen.patches.image if seen.patches else 0)
     tower = Tower(seen, (), 0, family.vision_to, family.text_to, family.head_to)
     tokens = _merged(c, vision, family.merged, seen)
-    bridges = _bridges(vision, family, seen, shape, tokens)
+    bridges = _bridges((vision, c), family, seen, shape, tokens)
     shape = replace(shape, tower=replace(tower, bridges=bridges, tokens=tokens))
     return shape, [text, vision], image_note(shape)
 
@@ -66,16 +66,20 @@ def counted_images(name: str, images: object) -> int:
     return images
 
 
-def _part(c: Config, key: str, usual: str, *, flat: bool = False) -> Config:
-    """The config of one part; ``flat`` : it may stand at the top instead, as before transformers 5."""
+def _part(c: Config, key: str, usual: str, *, flat: bool = False, own: bool = False) -> Config:
+    """The config of one part; ``flat`` : it may stand at the top instead, as before transformers 5; ``own`` : it is of
+    the usual type whatever it says."""
     table: Table = c.table(key)
     if not table and not flat:
-        raise ModelError(f"{c.where}: missing '{key}', the table of the {usual} in front of the decoder")
+        raise ModelError(
+            f"{c.where}: missing '{key}', the table of the {usual} in front of the decoder; of the decoder alone give "
+            "its 'text_config' as a config.json of its own"
+        )
     if not table:
         table = {name: value for name, value in c.data.items() if name not in {"vision_config", "model_type"}}
         c.read.update(table)
     said = table.get("model_type")
-    kind = said if isinstance(said, str) and _is_part(said, usual) else usual
+    kind = said if not own and isinstance(said, str) and _is_part(said, usual) else usual
     family = families()[by_type()[kind]]
     return Config(f"{c.where}: {key}", table, kind, fields_of(family.fields_of or kind), family.known)
 
@@ -170,14 +174,19 @@ def _side(c: Config, key: str) -> int:
 
 
 def _bridges(
-    vision: Config, family: Family, seen: TransformerShape, text: TransformerShape, tokens: int
+    tables: tuple[Config, Config], family: Family, seen: TransformerShape, text: TransformerShape, tokens: int
 ) -> tuple[Bridge, ...]:
-    """The projector's lines with widths in numbers."""
+    """The projector's lines with widths in numbers; ``tables`` : the tower's, and the whole config."""
+    vision, whole = tables
     grid = seen.patches.grid if seen.patches else 0
-    widths = {"v": seen.d_model, "t": text.d_model, "m": seen.d_model * max(1, round(grid / tokens))}
+    merged = max(1, round(grid / tokens))
+    widths = {"v": seen.d_model, "t": text.d_model, "m": seen.d_model * merged, "tm": text.d_model * merged}
 
     def width(word: str) -> int:
-        return widths[word] if word in widths else vision.number(word, 0, "a width of the projector")
+        if word in widths:
+            return widths[word]
+        table = whole if whole.has(word) or whole.default(word) is not None else vision
+        return table.number(word, 0, "a width of the projector")
 
     listed: list[tuple[str, list[str]]] = []
     for line in family.projector:
@@ -258,10 +267,12 @@ def _end(seen: TransformerShape, boundary: float) -> Layer:
 
 def _projector(s: TransformerShape, tower: Tower) -> Layer:
     """Tokens of images in the decoder's width."""
-    rows = tower.tokens * s.images
+    merged = tower.tokens * s.images
+    patches = tower.shape.patches.grid * s.images if tower.shape.patches else merged
     tensors: list[Tensor] = []
     kernels: list[Kernel] = []
     for bridge in tower.bridges:
+        rows = patches if bridge.kind == "each_patch" else merged
         if bridge.kind == "raw":
             tensors.append(Tensor(bridge.name, bridge.n_in * bridge.n_out))
         elif bridge.kind in {"norm", "plain"}:
@@ -272,7 +283,7 @@ def _projector(s: TransformerShape, tower: Tower) -> Layer:
         else:
             tensors += naming.affine(bridge.name, bridge.n_in, bridge.n_out, bias=bridge.bias)
         kernels.append(K.linear("projector", rows, bridge.n_in, bridge.n_out))
-    kernels.append(K.memory("placed", float(rows * s.d_model), K.Passes(3, 3)))
+    kernels.append(K.memory("placed", float(merged * s.d_model), K.Passes(3, 3)))
     boundary = float(tower.shape.seq_len * s.images * tower.shape.d_model)
     return Layer(
         "projector",

@@ -304,8 +304,6 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
     queries = s.width * (2 if s.attn_gate else 1)
     if s.latent:
         projections = list(K.latent_projections(s, s.latent))
-        if s.indexer:
-            projections += K.indexer_kernels(s, s.latent, s.indexer)
     elif _splits_qkv(s):
         made = {"k": s.key_elements, "v": s.value_elements if s.kv_from == "own" else 0}
         own = (K.sharing_input(K.linear(name, t, h, width)) for name, width in made.items() if width)
@@ -316,6 +314,8 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
             # The gradients of queries, keys and values are joined again.
             joined = float(t) * (queries + 2 * s.kv_width)
             projections.append(K.memory("qkv_split", joined, K.Passes(0, 2, 0, 1), cut="heads"))
+    if s.indexer:
+        projections += K.indexer_kernels(s, s.indexer)
     gate: K.Kernels = ()
     if s.attn_gate:
         elements = float(t) * s.width
