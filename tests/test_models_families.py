@@ -26,7 +26,7 @@ QUICK = 10
 
 EARLIER = {"vit", "roberta", "xlm-roberta", "camembert", "bert", "mpt"}
 """Types whose tensors keep the names and order of transformers 4 (or llm-foundry): sizes are compared without them."""
-EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "opt", "gemma4_text"}
+EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "mellum", "deepseek_v2", "deepseek_v3", "opt", "gemma4_text"}
 """Types whose experts are listed one by one, as transformers 4 has them; and OPT and Gemma 4, whose final norm or
 further table stands where it runs: names are compared without their order."""
 UNBUILT = {"kimi_k2"}
@@ -214,6 +214,9 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         words = {"layer_types": ["full_attention", "minimax_m3_sparse"], "mlp_layer_types": ["dense", "sparse"]}
         config |= {name: rng.choices(pair, k=layers) for name, pair in words.items()}
         config |= {"num_key_value_heads": kv, "index_n_heads": kv, "dense_intermediate_size": rng.choice([56, 112])}
+    if kind == "mellum" and rng.random() < 0.7:
+        words = {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"]}
+        config |= {name: rng.choices(pair, k=layers) for name, pair in words.items()}
     if kind == "mimo_v2_flash":
         config |= {"num_key_value_heads": heads // 2, "num_attention_heads": heads}  # doubled where a window is
         if rng.random() < 0.5:
