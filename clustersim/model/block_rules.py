@@ -18,6 +18,8 @@ def _kinds(c: Config, values: Values, default: list[str]) -> list[str]:
     """Of each block, whether it attends to all tokens or to a window: ``layer_types``, else the class's own."""
     listed = c.listed("layer_types", "full_attention or sliding_attention for each block")
     if not listed:
+        named = {kind: word for word, kind in _ATTENTION.items()}
+        c.defaults["layer_types"] = [named[kind] for kind in shortest(default)]
         return default
     if len(listed) != values["layers"] or not all(isinstance(word, str) and word in _ATTENTION for word in listed):
         raise ModelError(
@@ -44,7 +46,7 @@ def gemma4(c: Config, values: Values) -> None:
     if shared and c.flag("use_double_wide_mlp", False):
         values["widths"] = tuple(values["d_ff"] * (2 if i >= layers - shared else 1) for i in range(layers))
     seen = c.value("use_bidirectional_attention")
-    if seen not in {None, "vision", "all"}:
+    if seen not in (None, "vision", "all"):
         raise ModelError(f"{c.where}: 'use_bidirectional_attention' = {seen!r} must be 'vision', 'all' or null")
     if seen == "all":
         values |= {"causal": False, "window": 2 * (values["window"] // 2) + 1}
@@ -116,10 +118,7 @@ def _mimo_experts(c: Config, values: Values) -> None:
     layers = values["layers"]
     sparse = c.listed("moe_layer_freq", "1 for each block with experts")
     there = _truths(c, "moe_layer_freq", sparse, layers) if sparse else [i > 0 for i in range(layers)]
-    words = c.listed("mlp_layer_types", "dense or sparse for each block")
-    if words:
-        there = _truths(c, "mlp_layer_types", [{"dense": 0, "sparse": 1}.get(str(word)) for word in words], layers)
-    values["mlps"] = shortest(["experts" if one else "dense" for one in there])
+    _mlp_words(c, values, there, told=not sparse)
     if c.has("n_shared_experts"):
         raise ModelError(
             f"{c.where}: 'n_shared_experts' = {c.data['n_shared_experts']!r} is not described; only null is"
@@ -153,15 +152,14 @@ def minimax_m3(c: Config, values: Values) -> None:
         sparse = _truths(c, "layer_types", [kinds.get(str(word)) for word in words], layers)
     else:
         sparse = _truths(table, "sparse_attention_freq", listed, layers) if listed else [False] * layers
+        if not listed:
+            c.defaults["layer_types"] = ["full_attention"]
     if not table.flag("use_sparse_attention", True, quiet=True):
         raise ModelError(f"{table.where}: 'use_sparse_attention' = false is not described; leave the whole table out")
     values["mixers"] = shortest(["sliding" if one else "full" for one in sparse])
     freq = c.listed("moe_layer_freq", "1 for each block with experts")
     there = _truths(c, "moe_layer_freq", freq, layers) if freq else [True] * layers
-    mlps = c.listed("mlp_layer_types", "dense or sparse for each block")
-    if mlps:
-        there = _truths(c, "mlp_layer_types", [{"dense": 0, "sparse": 1}.get(str(word)) for word in mlps], layers)
-    values["mlps"] = shortest(["experts" if one else "dense" for one in there])
+    _mlp_words(c, values, there, told=not freq)
     _refuse_others(c, {"n_shared_experts": (1, None), "attention_output_gate": (False, None)})
     if c.data.get("moe_intermediate_size") not in {None, values["experts.width"]}:
         raise ModelError(
@@ -189,6 +187,17 @@ def minimax_tower(c: Config, values: Values) -> None:
                 f"{c.value(field)!r}, by default where it is missing; write the same"
             )
     values["patches.image"] = 448
+
+
+def _mlp_words(c: Config, values: Values, there: list[bool], *, told: bool) -> None:
+    """Which blocks have experts, by words where the config has them; else as ``there`` says, which is ``told``."""
+    words = c.listed("mlp_layer_types", "dense or sparse for each block")
+    if words:
+        kinds = {"dense": 0, "sparse": 1}
+        there = _truths(c, "mlp_layer_types", [kinds.get(str(word)) for word in words], values["layers"])
+    elif told:
+        c.defaults["mlp_layer_types"] = list(shortest(["sparse" if one else "dense" for one in there]))
+    values["mlps"] = shortest(["experts" if one else "dense" for one in there])
 
 
 def _truths(c: Config, field: str, listed: list[Any], layers: int) -> list[bool]:

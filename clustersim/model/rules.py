@@ -264,6 +264,11 @@ def _lite_words(c: Config, values: Values) -> None:
 
 def _sparse_attention(c: Config, values: Values) -> None:
     """DeepSeek-V3.2: each token attends to as many keys as the indexer keeps, as to a window of that length."""
+    if not values.get("latent.q_rank"):
+        raise ModelError(
+            f"{c.where}: 'q_lora_rank' = {c.data.get('q_lora_rank')!r}, but the indexer of {c.kind} reads the queries' "
+            "projection of that rank; write it"
+        )
     values |= {"window": values["indexer.top"], "mixers": ("sliding",)}
 
 
@@ -282,8 +287,8 @@ def _shared_indexers(c: Config, values: Values) -> None:
         first = c.whole("index_skip_topk_offset", 2, "the leading blocks with an indexer") if every > 1 else 0
         c.read.add("index_skip_topk_offset")
         words = ["shared" if max(i - first + 1, 0) % every else "full" for i in range(layers)]
-    unknown = not isinstance(words, str | list) or [word for word in words if word not in _INDEXERS]
-    if unknown or len(words) != layers or words[0] not in {"full", "F"}:
+    known = isinstance(words, str | list) and all(isinstance(word, str) and word in _INDEXERS for word in words)
+    if not known or len(words) != layers or words[0] not in {"full", "F"}:
         raise ModelError(
             f"{c.where}: '{field}' = {words!r} must be 'full' or 'shared' for each of {layers} blocks, the first 'full'"
         )
