@@ -159,7 +159,18 @@ def test_a_mixture_nobody_described_is_named_as_one(kind: str) -> None:
     assert "did you mean" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["Llama4-Scout", "llama-4-maverick", "DBRX", "qwen3-next-80b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Llama4-Scout",
+        "llama-4-maverick",
+        "DBRX",
+        "qwen3-next-80b",
+        "nemotron-3-super-120b-a12b",
+        "DeepSeek-V4",
+        "GLM-5.2",
+    ],
+)
 def test_a_name_of_such_a_mixture_is_never_taken_for_a_dense_model(name: str) -> None:
     for read in (model, lambda word: from_row({"model": word, "seq_len": "128"})):
         with pytest.raises(ModelError, match="is not described") as raised:
