@@ -195,6 +195,12 @@ WRONG = {
         64,
         "tp = 4 is neither a divisor nor a multiple of 6 key-value heads; use 3 or 6",
     ),
+    "kv heads of some blocks": (
+        {"tp": 4},
+        ModelShape(4, heads=24, kv_heads=8, hidden=1536, ffn=6144, kv_heads_of=(6,)),
+        64,
+        "tp = 4 is neither a divisor nor a multiple of 6 key-value heads; use 2 or 24",
+    ),
     "sequence": (
         {"cp": 8},
         ModelShape(4, seq_len=1000),

@@ -17,7 +17,7 @@ from partitions import (
 )
 
 from clustersim.core.model import Model
-from clustersim.model import catalog, model
+from clustersim.model import catalog, from_hf, model
 from clustersim.training.parallel import ParallelConfig, Recompute
 from clustersim.training.partition import Exchange, LocalLayer, Work, partition
 from clustersim.training.partition.nodes import has_weights
@@ -120,3 +120,37 @@ def test_norms_whose_rank_sees_a_part_of_the_tokens_are_summed_over_ranks() -> N
 def test_equal_layers_share_their_items() -> None:
     split = partition(model("llama3-8b"), ParallelConfig(tp=2, pp=2))
     assert len({id(layer.forward) for layer in layers(split)}) == 3
+
+
+GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 32,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "attention_k_eq_v": True,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 2,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size": 1024,
+    "sliding_window": 16,
+}
+"""Blocks of 8 key-value heads, and of 2 that are wider."""
+
+
+def test_a_block_is_cut_by_its_own_key_value_heads() -> None:
+    whole = from_hf(GEMMA_4, seq_len=64, implementation="fused")
+    assert [layer.kv_heads for layer in whole.layers if layer.kind == "block"] == [0, 2, 2]
+    split = partition(whole, ParallelConfig(tp=4))
+    blocks = [layer for layer in layers(split) if layer.kind == "block"]
+    # Four ranks have two heads each of eight; of two, each rank gathers what its heads need.
+    gathered = [any(x.name.endswith("heads") for x in exchanges(block.forward)) for block in blocks]
+    assert gathered == [False, True, True]
+    for layer, part in zip([x for x in whole.layers if x.kind == "block"], blocks, strict=True):
+        assert flops(part.forward) * 4 == pytest.approx(sum(k.flops for k in layer.kernels), rel=1e-12)
+    kept = [next(k for k in kernels(block.forward, "F") if k.name == "attention") for block in blocks]
+    # 4 query heads and 2 keys with values of 32 elements; 4 and 1 of 64.
+    assert [kernel.saved for kernel in kept[:2]] == [64 * 32 * (4 + 2 * 2), 64 * 64 * (4 + 2 * 1)]
