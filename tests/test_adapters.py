@@ -19,6 +19,7 @@ from clustersim.core.program import Collective
 from clustersim.core.ranges import of_step
 from clustersim.model import model
 from clustersim.model.adapters import Adapter, Trained, with_trained
+from clustersim.model.backward import linked
 from clustersim.scenario import from_table
 from clustersim.scenario.result.trust import trust
 from clustersim.training.strategies.ddp import DDPConfig, buckets
@@ -217,3 +218,16 @@ def test_patterns_that_freeze_nothing_or_too_much_are_refused(name: str, frozen:
     with pytest.raises(ModelError) as error:
         with_trained(model(name), Trained(frozen))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["phi3-mini-4k", "glm4-9b"])
+def test_gate_and_up_in_one_tensor_are_its_products_and_down_is_of_its_own(name: str) -> None:
+    """Its down projection has the gate's sizes, turned round; it is cut the other way."""
+    block = next(layer for layer in model(name).layers if layer.kind == "block")
+    links = {link.tensor.split(".", 3)[3]: link for link in linked(block).products}
+    assert not linked(block).others
+    products = {
+        part: [block.kernels[i].name for i in links[f"mlp.{part}_proj.weight"].kernels] for part in ("gate_up", "down")
+    }
+    assert products == {"gate_up": ["gate", "up"], "down": ["down"]}
+    assert links["mlp.gate_up_proj.weight"].n_out == 2 * links["mlp.down_proj.weight"].n_in

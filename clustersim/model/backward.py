@@ -62,7 +62,8 @@ def linked(layer: Layer) -> LayerLinks:
             continue
         size = kernel.n, kernel.k
         if size in pending:
-            links[pending[size]] = msgspec.structs.replace(links[pending.pop(size)], kernels=(i - 1, i))
+            place = pending.pop(size)
+            links[place] = msgspec.structs.replace(links[place], kernels=(*links[place].kernels, i))
             continue
         tensor = _weight_of(kernel, weights)
         if tensor is None:
@@ -77,15 +78,15 @@ def linked(layer: Layer) -> LayerLinks:
 
 
 def _weight_of(kernel: Kernel, weights: Sequence[Tensor]) -> Tensor | None:
-    """The first weight of a product's sizes, of those that are cut as it is if there is one; else one that is twice as
-    wide, which two products share."""
-    for times in (1, 2):
-        shapes = {(times * kernel.n, kernel.k), (kernel.k, times * kernel.n)}
-        alike = [tensor for tensor in weights if (tensor.rows, tensor.width) in shapes]
-        cut = [tensor for tensor in alike if tensor.cut == kernel.cut]
-        if alike:
-            return (cut or alike)[0]
-    return None
+    """The first weight of a product's sizes that is cut as it is; else one that is twice as wide, which two products
+    share; else either of another cut."""
+    alike = [
+        tensor
+        for times in (1, 2)
+        for tensor in weights
+        if (tensor.rows, tensor.width) in {(times * kernel.n, kernel.k), (kernel.k, times * kernel.n)}
+    ]
+    return next((tensor for tensor in alike if tensor.cut == kernel.cut), alike[0] if alike else None)
 
 
 def rewritten(
