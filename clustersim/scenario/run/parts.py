@@ -165,7 +165,7 @@ def shape_of(scenario: Scenario) -> ModelShape:
         experts=experts.count if experts else 0,
         moe_ffn=experts.width if experts else 0,
         shared_ffn=experts.shared if experts else 0,
-        kv_heads_of=tuple(one.kv_heads for one in found.attentions if one.kv_heads != found.kv_heads),
+        kv_heads_of=tuple(one.kv_heads for one in transformer.attentions if one.kv_heads != transformer.kv_heads),
     )
 
 
