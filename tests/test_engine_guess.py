@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from clustersim import scenario
 from clustersim.core.program import Compute, Recv, Send
 from clustersim.engine import guess, run, simulate
+from clustersim.engine import play as engine_play
 
 N = 4
 STREAMS = ("compute", "comm", "reduce")
@@ -183,3 +184,60 @@ def test_a_guess_that_the_first_step_proves_wrong_is_put_right_for_each_step_at_
     whole = play()
     assert [len(wrong) for wrong in checks[2:]] == [2 * steps, 0]
     assert timeline.spans()["end"].tobytes() == whole.spans()["end"].tobytes()
+
+
+@given(programs())
+def test_a_play_that_is_looked_at_all_the_time_takes_the_same_times(program):
+    topology = toy.star(N)
+
+    def play():
+        return simulate(program, topology, toy.mesh(topology), planner=planner)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_play, "FIRST_LOOK", 1)
+        looked_at = play()
+    must_agree(looked_at, play())
+
+
+def test_a_collective_that_shares_in_one_micro_batch_is_put_on_the_clock_in_all_before_the_step_is_over(monkeypatch):
+    passes = 6
+    stage = []
+    next_stage = []
+    other = []
+    replica = []
+    for _ in range(passes):
+        first = len(stage)
+        over = (first - 1, first - 3) if first else ()
+        stage += [
+            # Two that are seen to share: so there is a clock, and a pass is over before the next one is known.
+            *[toy.all_reduce(name, 5.0, [[0, 3]], stream=name, after=over) for name in ("a", "b")],
+            Compute("first", 1.0, after=(first, first + 1)),
+            Send("out", 5.0, np.array([1]), stream="pp", after=(first + 2,)),
+            Compute("second", 1.0, stream="side", after=(first, first + 1)),  # beside the first, which no list tells
+            toy.all_reduce("r", 5.0, [[0, 2]], stream="dp", after=(first + 4,)),
+        ]
+        next_stage.append(Recv("in", 5.0, np.array([0]), stream="pp"))
+        replica.append(toy.all_reduce("r", 5.0, [[0, 2]], stream="dp"))
+        other += [toy.all_reduce(name, 5.0, [[0, 3]], stream=name) for name in ("a", "b")]
+    program = toy.program(stage, next_stage, replica, other, ranks=[[0], [1], [2], [3]])
+    topology = toy.star(4)
+    widened = []
+    in_each_pass = guess.SharingGuess.in_each_pass
+
+    def noted(self, some):
+        widened.append((set(some), in_each_pass(self, some)))
+        return widened[-1][1]
+
+    monkeypatch.setattr(guess.SharingGuess, "in_each_pass", noted)
+
+    def play():
+        return simulate(program, topology, toy.mesh(topology), planner=toy.up_links)
+
+    whole = play()
+    assert not widened
+    monkeypatch.setattr(engine_play, "FIRST_LOOK", 1)
+    looked_at = play()
+    known, put_right = widened[0]
+    assert 0 < len(known) < 2 * passes  # the step was not over
+    assert len(put_right - known) >= passes - len(known)
+    assert looked_at.spans()["end"].tobytes() == whole.spans()["end"].tobytes()

@@ -50,6 +50,11 @@ class FinishedOps:
         self.after_first_step: Callable[[], None] | None = None
         self.reset()
 
+    @property
+    def several_steps(self) -> bool:
+        """Whether there are more steps than one."""
+        return self._in_first_step > 0
+
     def reset(self) -> None:
         """Nothing has been played."""
         self._n = 0

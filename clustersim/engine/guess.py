@@ -302,6 +302,17 @@ class SharingGuess:
         places = {place_of[first] for first in some}
         return {first for first, place in place_of.items() if place in places}
 
+    def in_each_pass(self, some: set[int]) -> set[int]:
+        """Sites, by first meeting, and of collectives those of the same name and stream: a layer's in other
+        micro-batches."""
+        kinds: dict[tuple[int, str, str], set[int]] = {}
+        for site in self._sites:
+            r, i = site.sides[0].key
+            op = self._program.roles[r].ops[i]
+            if isinstance(op, Collective):
+                kinds.setdefault((r, op.stream, op.name), set()).add(site.first)
+        return some.union(*(alike for alike in kinds.values() if not alike.isdisjoint(some)))
+
     def _together(self, begin: Floats, end: Floats) -> list[Site]:
         """Sites that are played while another lane's are with which they have a slot in common, and one is free."""
         which = np.searchsorted(self._firsts, [site.first for site in self._sites])

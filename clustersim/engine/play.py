@@ -36,6 +36,9 @@ Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
 
 _EVERYONE = slice(None)
 
+FIRST_LOOK = 2**15
+"""Events after which a play is looked at, and again each time they have doubled: so it takes little of the play."""
+
 
 class Play:
     """One play of the tasks of a Program.
@@ -68,18 +71,22 @@ class Play:
         self._agenda = Agenda()
         self._turns = KernelTurns(self._agenda, bills, self._compute) if bills else None
 
-    def run(self) -> None:
-        """Play to the end, or until nothing more can happen."""
+    def run(self, look: Callable[[], None] | None = None) -> None:
+        """Play to the end, or until nothing more can happen. ``look`` : called now and then, ever more seldom."""
         for role_tasks in self.lists:
             for task in role_tasks:
                 if not task.needs and task.n:
                     self._work.append((task, None))
         clock = self.clock
+        next_look = FIRST_LOOK if look else np.inf
         while True:
             self._work_off()
             if clock.peek() == np.inf:
                 return
             clock.step()
+            if look and clock.n_events >= next_look:
+                next_look *= 2
+                look()
 
     def _work_off(self) -> None:
         """Do everything that can be done before the clock moves on."""

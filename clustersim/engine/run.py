@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
 from typing import TypedDict, Unpack, cast
 
 import numpy as np
@@ -46,7 +45,7 @@ PATIENCE = 4
 
 
 class _WrongGuess(Exception):
-    """After a step it is known that these sites share (by their first meeting): the rest need not be played."""
+    """Before the end it is known that these sites share (by their first meeting): the rest need not be played."""
 
     def __init__(self, wrong: set[int]) -> None:
         super().__init__("played again")
@@ -190,12 +189,14 @@ class _EngineRun:
     def timeline(self) -> Timeline:
         """Play, check, and where the guess was wrong play again, with more on the clock."""
         self._finished.after_first_step = self._look_at_first_step if self.guess else None
-        for plays in count(1):
+        plays = 0
+        while True:
             try:
                 clock, player = self._play()
             except _WrongGuess as stop:
                 wrong = stop.wrong
             else:
+                plays += 1
                 begin = self.start + _all(self.sites, "latency") if self.guess else self.start
                 wrong = self.guess.wrong(begin, self.end) if self.guess else set()
             self._finished.after_first_step = None
@@ -223,11 +224,20 @@ class _EngineRun:
     def _look_at_first_step(self) -> None:
         """What of the first step shares will share in each step: where that was not guessed, the play is over.
         Raises :class:`_WrongGuess`."""
-        guess = cast(SharingGuess, self.guess)
-        end = np.where(self.end < np.inf, self.end, 0.0)  # what is not over has not moved anything
-        wrong = guess.wrong(self.start + _all(self.sites, "latency"), end)
+        wrong = self._wrong_so_far()
         if wrong:
-            raise _WrongGuess(guess.in_each_step(wrong))
+            raise _WrongGuess(cast(SharingGuess, self.guess).in_each_step(wrong))
+
+    def _look_within_step(self) -> None:
+        """The same within the only step, of what is over. Raises :class:`_WrongGuess`."""
+        wrong = self._wrong_so_far()
+        if wrong:
+            raise _WrongGuess(cast(SharingGuess, self.guess).in_each_pass(wrong))
+
+    def _wrong_so_far(self) -> set[int]:
+        """What of the play so far shares and was not guessed."""
+        end = np.where(self.end < np.inf, self.end, 0.0)  # what is not over has not moved anything
+        return cast(SharingGuess, self.guess).wrong(self.start + _all(self.sites, "latency"), end)
 
     def _play(self) -> tuple[Clock, Player]:
         """One play; raises :class:`ProgramError` where ranks wait for each other forever."""
@@ -246,7 +256,7 @@ class _EngineRun:
         player.on_end = play.met
         self.start[:] = self.end[:] = 0.0
         try:
-            play.run()
+            play.run(self._look_within_step if self.guess and not self._finished.several_steps else None)
         except _WrongGuess:
             play.standing = {}
             raise
