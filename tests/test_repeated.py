@@ -72,6 +72,29 @@ def test_stretches_are_those_of_the_ops_written_out(name: str, changes: dict[str
         assert [op.after for op in role.ops] == [op.after for op in other.ops]
 
 
+@pytest.mark.parametrize("name", ["1F1B", "split backward", "experts"])
+def test_a_scenario_can_ask_for_every_op_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario_name, changes = SCENARIOS[name]
+    played: list[Program] = []
+    shorten = Shortened.__init__
+
+    def noted(self: Shortened, *what: Any, **how: Any) -> None:
+        shorten(self, *what, **how)
+        played.append(self.program)
+
+    monkeypatch.setattr(Shortened, "__init__", noted)
+    once = scenario.load(scenario_name, changes).run()
+    assert any(isinstance(op, Stretch) for role in played[-1].roles for op in role.ops) or any(
+        isinstance(role.ops, RepeatedOps) for role in played[-1].roles
+    )
+    each = scenario.load(scenario_name, {**changes, "run.op_by_op": True}).run()
+    assert not any(isinstance(op, Stretch) for role in played[-1].roles for op in role.ops)
+    assert not any(isinstance(role.ops, RepeatedOps) for role in played[-1].roles)
+    one, other = once.timeline.spans(), each.timeline.spans()
+    for key, column in one.items():
+        np.testing.assert_allclose(column, other[key], rtol=0, atol=1e-12 * each.timeline.makespan, err_msg=key)
+
+
 @pytest.mark.parametrize("name", ["1F1B", "interleaved", "one stage", "rings", "experts"])
 def test_the_run_is_that_of_the_ops_written_out(name: str) -> None:
     prepared = scenario.load(*SCENARIOS[name]).prepare()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypedDict, Unpack, cast
 
 import numpy as np
@@ -81,8 +82,9 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[Pla
         stand for all (:mod:`clustersim.training.builder.representative`).
     progress : called with (ops finished, ops in all). varying : links whose rate changes during the run, at flow
         fidelity; the topology has them at their best, which is what collectives are planned for.
-    op_by_op : play each op by itself, though a stretch of them can be played as one
-        (:mod:`clustersim.engine.stretches`): the same times, but for the last bits, and slower.
+    op_by_op : write out each pass, though it is repeated (:mod:`clustersim.core.repeated`), and play each op by itself,
+        though a stretch of them can be played as one (:mod:`clustersim.engine.stretches`): the same times, but for the
+        last bits, and slower.
 
     Returns
     -------
@@ -100,6 +102,8 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[Pla
         raise ProgramError(f"a program for {program.world_size} ranks does not fit a mesh of {mesh.world_size}")
     if how.get("varying") and fidelity != "flow":
         raise ProgramError("links that change during the run need the fidelity 'flow'")
+    if how.get("op_by_op"):
+        program = replace(program, roles=tuple(replace(role, ops=tuple(role.ops)) for role in program.roles))
     program.check()
     need.check(need.flow(program, topology), "at flow fidelity", "use fewer steps, fewer ranks, or no jitter")
     with _no_collector():

@@ -224,6 +224,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         take rates and latency from the backend. Alone on a machine they agree within 0.5 %, at 64 MiB; but where
         streams of a pipeline share links (a ring's broadcast and reduce 7 %, a tree's all_reduce 3 %, broadcast 8 %,
         reduce 1 %), for PAT (13 %), and for reductions up a binary tree (5 %). Smaller pipelines differ by more.
+    op_by_op : every micro-batch is written out and every op played by itself, to check what is done once for many: the
+        same times, but for the last bits, and several times slower.
     backend : ``nccl``, ``gloo``, ``mpi`` (Open MPI 4.1) or ``ideal`` (the textbook at line rate); absent: NCCL, and
         Gloo between CPUs. opal_cuda_support : of Open MPI (``--mca opal_cuda_support 1``): GPU tensors that are not
         added go from GPU to GPU; without it all are staged through the host.
@@ -241,6 +243,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     jitter: Annotated[float, Meta(ge=0, le=1)] | None = None
     variation: Variation | None = None
     fidelity: Literal["flow", "chunk"] = "flow"
+    op_by_op: bool = False
     backend: Literal["nccl", "gloo", "mpi", "ideal"] | None = None
     opal_cuda_support: bool = False
     optimizer: str = "adam"

@@ -295,7 +295,7 @@ def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, *
 
     run = scenario.file.run
     launch = scenario.strategy.launch or run.launch
-    how = {"backend": backend_of(scenario, topology, mesh)} | how
+    how = {"backend": backend_of(scenario, topology, mesh)} | ({"op_by_op": True} if run.op_by_op else {}) | how
     return engine.simulate(
         program, topology, mesh, launch=launch, nccl_version=parse_nccl_version(run.nccl_version), **how
     )
