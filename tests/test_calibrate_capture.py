@@ -79,7 +79,7 @@ def test_a_calibrated_topology_predicts_its_capture(tmp_path, clustersim):
     )
     done = clustersim("calibrate", TWO, "--topology", before, "-o", out)
     assert done.returncode == 0, done.stderr
-    assert "half of the sizes fitted and the rest predicted" in done.stdout
+    assert "every other size fitted and those between predicted" in done.stdout
     machine = fabrics.load(str(out))
     assert machine.node_types[0].cores == 2
     assert machine.calibration is not None

@@ -121,6 +121,11 @@ def _widened(entry: Table, size: str, of_kind: tuple[str, ...], closeness: str) 
     return replace(usual, p50=usual.p50 * p50, p90=usual.p90 * p90)
 
 
+def far_of_log(size: str) -> float:
+    """|error| that nine in ten published logs are within in a class of sizes, their publisher left out."""
+    return float(data_table("ranges")["collectives"]["logs"][size]["p90"])
+
+
 def log_words(size: str) -> str:
     """How far published logs are from what is expected of machines that nobody tuned for, their publisher left out, in
     a class of sizes."""

@@ -245,7 +245,7 @@ def kernel_seconds(row: Table) -> float:
     ranks = int(row["ranks"])
     nodes = int(row["nodes"])
     tokens = int(row["tokens"])
-    mixture = Mixture(tokens, int(row["hidden"]), int(row["experts"]), int(row["topk"]))
+    mixture = Mixture(tokens, int(row["hidden"]), int(row["hidden"]), int(row["experts"]), int(row["topk"]))
     routing = Routing(kind="balanced")
     tokens_routed = routed(ExpertRouter(routing, mixture.experts, mixture.per_token, ranks, float(tokens)))
     reach = ranks // nodes if row["what"] == "deepep_normal" else ranks

@@ -255,4 +255,4 @@ def _lines(report: CalibrationReport) -> Iterator[str]:
     if report.held_out is not None:
         beside = f"; repeats of a row differ by {report.noise:.1%}" if report.noise == report.noise else ""
         held_out = f"median |error| {report.held_out:.1%}{beside}"
-        yield f"{report.held_out_of}, half of the sizes fitted and the rest predicted: {held_out}"
+        yield f"{report.held_out_of}, every other size fitted and those between predicted: {held_out}"

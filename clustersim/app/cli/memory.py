@@ -63,7 +63,10 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     console.say(f"the allocator reserves about {reserved}")
     console.say(f"nvidia-smi shows about {shown}")
     if row.host_bytes:
-        console.say(f"the host of a node keeps {format_bytes(row.host_bytes)} of states for its ranks")
+        console.say(
+            f"the host of a node keeps {format_bytes(row.host_bytes)} of states for its ranks; whether it has so much "
+            "memory no machine's file says: check it"
+        )
     console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
     if row.trained_parameters < row.parameters:
         console.say(f"{row.trained_parameters:,} of {row.parameters:,} parameters are trained")

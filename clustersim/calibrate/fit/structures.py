@@ -22,7 +22,7 @@ from clustersim.cluster.files import Change
 from clustersim.cluster.files.changes import FIRST_NODE
 from clustersim.cluster.routes import router
 from clustersim.core.arrays import Floats
-from clustersim.core.ranges import log_words, size_class
+from clustersim.core.ranges import far_of_log, log_words, size_class
 from clustersim.core.tomls import toml_value
 from clustersim.core.topology import NIC, Topology
 from clustersim.core.units import format_bandwidth
@@ -30,8 +30,6 @@ from clustersim.core.units import format_bandwidth
 NOTABLE = 0.1
 """Median error of a size class from which something is the matter: of sizes above 32 MiB on machines that nobody tuned
 for, half of the published tables are within 5 % (:func:`clustersim.core.ranges.log_words`)."""
-UNUSUAL = 0.2
-"""The same of smaller sizes, where no structure explains it: half of the published tables are within 11 % there."""
 GAIN = 0.5
 """A structure explains a log if it leaves no more than this of the error; two together, if of what the better of them
 leaves alone."""
@@ -191,14 +189,14 @@ def reason_words(structure_words: str, described: float, error: float) -> str:
 
 
 def unexplained(classes: Sequence[str], measured: Floats, expected: Floats) -> Iterator[str]:
-    """Of each class of sizes above 64 KiB that is far off, where no structure explains a log: by how much, and what to
-    look at. Without it a log that is 1.4 times slower than expected passes for one that is as described."""
+    """Of each class of sizes above 64 KiB that is further off than nine in ten published logs, where no structure explains
+    it: by how much, and what to look at. Without it a log that is 1.4 times slower than expected passes for one that is
+    as described."""
     of_row = np.array(classes)
     for name in dict.fromkeys(classes):
         ratios = (measured / expected)[of_row == name]
-        usual = NOTABLE if name == LARGE else UNUSUAL
         error = float(np.median(np.abs(1.0 / ratios - 1.0)))
-        if name != SMALL and error >= usual:
+        if name != SMALL and error >= far_of_log(name):
             yield (
                 f"{name}: off by {error:.0%} in the median, measured times are {np.median(ratios):.2f} times those "
                 f"expected, and nothing that was tried explains it ({TRIED}). {log_words(name)} of what is "

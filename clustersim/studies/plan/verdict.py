@@ -12,6 +12,8 @@ from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.plan.why import fit_of
 
+WORSE_END = " at the worse end of its range"
+"""Of what another option is ahead of as predicted: options are taken by what is left where predictions are off."""
 MOST_NAMED = 3
 """Alternatives that are named; of more, their number is told."""
 
@@ -89,7 +91,9 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     fastest = searched.front[0]
     front = [option for option in searched.front if option.has_room or not fastest.has_room]
     cheapest = min(front, key=lambda option: option.robust[1])
+    rivals = [option for option in (*front, *searched.tempting) if option.has_room or not fastest.has_room]
     called = searched.fastest + (" with room in memory" if len(front) < len(searched.front) else "")
+    called += WORSE_END if any(option.rate > fastest.rate for option in rivals) else ""
     if not cheapest.priced:
         return f", {called}; without a price of its machine nothing is said of cost"
     unpriced = [
@@ -98,8 +102,10 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
         if rate.usd_per_gpu_hour is None
     ]
     among = f" among those with a price ({', '.join(unpriced)} has none)" if unpriced else ""
+    cheaper = any(option.priced and option.objectives[1] < cheapest.objectives[1] for option in rivals)
+    at_worst = WORSE_END if cheaper else ""
     if fastest is cheapest:
-        return f": {called} and the cheapest per {unit}{among}"
+        return f": {called} and the cheapest per {unit}{at_worst}{among}"
     if not fastest.priced:
         saving = ""
     else:
@@ -108,7 +114,7 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
         doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
         saving = f", by {share:.1%}{doubt},"
     return (
-        f", {called}; the cheapest per {unit}{among}{saving} is {_place(cheapest, plan, searched, fastest)}, "
+        f", {called}; the cheapest per {unit}{at_worst}{among}{saving} is {_place(cheapest, plan, searched, fastest)}, "
         f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}"
     )
 
