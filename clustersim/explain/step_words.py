@@ -110,9 +110,10 @@ def _what_is_slow(timeline: Timeline, slow: int, busy: Sequence[float]) -> str:
         if count[slow] > usual:
             return f"which has {count[slow]} layers where others have {usual}"
     median_busy = float(np.median([seconds for stage, seconds in enumerate(busy) if stage != slow]))
-    return (
-        f"which is busy {busy[slow] / median_busy:.2f} times as long as they are" if median_busy > 0 else "the slowest"
-    )
+    if median_busy <= 0:
+        return "the slowest"
+    longer = busy[slow] / median_busy
+    return f"which is busy {longer:.2f} times as long as they are" if longer >= 1.005 else "which is hardly busier"
 
 
 def _is_layer(name: str) -> bool:

@@ -190,8 +190,8 @@ def reason_words(structure_words: str, described: float, error: float) -> str:
 
 def unexplained(classes: Sequence[str], measured: Floats, expected: Floats) -> Iterator[str]:
     """Of each class of sizes above 64 KiB that is further off than nine in ten published logs, where no structure
-    explains it: by how much, and what to look at. Without it a log that is 1.4 times slower than expected passes for one
-    that is as described."""
+    explains it: by how much, and what to look at. Without it a log that is 1.4 times slower than expected passes for
+    one that is as described."""
     of_row = np.array(classes)
     for name in dict.fromkeys(classes):
         ratios = (measured / expected)[of_row == name]
