@@ -18,6 +18,7 @@ from clustersim.core.program import ExchangeKernel
 from clustersim.model.seconds.host import POST, bookkeeping, host_level
 from clustersim.training.partition.routing import distinct
 from tests.evidence import expert_score
+from tests.test_host_calls import seconds_of
 
 ROW = 7168.0
 COPIES = 5.3
@@ -71,12 +72,17 @@ def test_indices_of_a_dispatch_are_functions_where_the_router_is_fused_and_in_th
     plain = host_level("megatron", "fused")
     fused = replace(plain, bookkeeping=bookkeeping(fused=True, balance_loss=True))
     indices = (Kernel("token_indices", "memory", nbytes=1.0, launches=1),)
-    called = [law.work("attention+preprocess", indices, "F", set()) for law in (plain, fused)]
+    called = [seconds_of(law, "attention+preprocess", indices, "F", set()) for law in (plain, fused)]
     assert called == pytest.approx([plain.call, POST * plain.call])
     captured = replace(plain, graphs=("moe_preprocess",))
-    assert captured.work("attention+preprocess", indices, "F", set()) == pytest.approx(plain.call)  # the graph's own
+    assert seconds_of(captured, "attention+preprocess", indices, "F", set()) == pytest.approx(
+        plain.call
+    )  # the graph's own
     # What is mapped after the exchange is called all the same.
-    assert captured.work("experts", (Kernel("token_map", "memory", nbytes=1.0, launches=1),), "F", set()) == plain.call
+    assert (
+        seconds_of(captured, "experts", (Kernel("token_map", "memory", nbytes=1.0, launches=1),), "F", set())
+        == plain.call
+    )
 
 
 @pytest.mark.parametrize(("what", "kind"), [("deepep_normal", "combine"), ("trtllm_alltoall", "dispatch")])

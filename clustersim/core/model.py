@@ -97,7 +97,7 @@ class Kernel:
         ``m`` is of one.
     saved : elements per sample that forward keeps for this kernel's backward, its own and no other's (q, k and v read
         one input, which the first of them keeps), in 16 bits. rebuilt : it would keep its input, which is dropped and
-        made again for backward.
+        made again for backward, or which a kernel of another type keeps.
     kept : bytes per sample of the same by type, where they are not ``saved`` times the element. working : that its
         backward holds at once beside what is kept: gradients, and what it casts or computes again.
     """

@@ -126,12 +126,15 @@ def _shared_kernels(s: TransformerShape, e: Experts) -> Kernels:
         return ()
     t = s.seq_len
     h = s.d_model
-    # The router keeps the input they share.
+    # The router keeps the input they share, in 16 bits: what is cast of it, the first of them casts.
     scaled = (K.sharing_input(K.linear("shared_scale", t, h, 1)),) if e.shared_gate else ()
-    wide = [replace(K.linear(n, t, h, e.shared), cut="column") for n in ("shared_gate",) * s.gated + ("shared_up",)]
+    wide = [K.linear(name, t, h, e.shared) for name in ("shared_gate",) * s.gated + ("shared_up",)]
+    shared = [replace(K.sharing_input(kernel), cut="column") for kernel in wide]
+    # Where a norm of its own stands before it, the router does not read what the first reads.
+    first = replace(wide[0], cut="column") if e.norms else replace(shared[0], rebuilt=True)
     return (
-        *(wide[:1] if e.norms else ()),  # what it reads the router does not
-        *map(K.sharing_input, wide[1:] if e.norms else wide),
+        first,
+        *shared[1:],
         K.mlp_activation(s, "shared_activation", float(t) * e.shared),
         replace(K.linear("shared_down", t, e.shared, h), cut="row"),
         *scaled,

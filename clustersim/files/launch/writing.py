@@ -80,6 +80,7 @@ EFFECT = {
         "deepep_num_sms",
         "float8_dispatch",
         "load_balancing",
+        "router_dtype",
         "router_fusion",
         "permute_fusion",
         "router_padding",

@@ -17,7 +17,7 @@ steps ask for, and how far each publisher's steps are off with the level of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -150,36 +150,40 @@ class HostLaw(msgspec.Struct, frozen=True):
     by_expert: int = 0
     plain: float = 0.0
 
-    def work(self, name: str, kernels: Iterable[Kernel], part: str, called: set[tuple[str, ...]]) -> float:
-        """Seconds [s] to call the kernels of a work of this name (:func:`clustersim.model.seconds.price.price` has the
-        parts). ``called`` : modules of the pass so far; pieces of one that overlaps its exchange are no further calls.
+    def calls(
+        self, name: str, kernels: Sequence[Kernel], part: str, called: set[tuple[str, ...]]
+    ) -> Iterator[tuple[Kernel, float]]:
+        """Kernels of a work of this name (:func:`clustersim.model.seconds.price.price` has the parts), each with the
+        seconds [s] that its call takes. ``called`` : modules of the pass so far; pieces of one that overlaps its
+        exchange are no further calls.
         """
-        seconds = 0.0
-        kernels = tuple(kernels)
         sections = f"{name}+moe" if any(kernel.cut.startswith("expert") for kernel in kernels) else name
         for kernel in kernels:
             if self.graphs and _captured(sections, kernel.name, self.graphs):
                 replayed = part != "W" and ("graph", part) not in called
                 called.add(("graph", part))
-                seconds += replayed * self.call
-                continue
-            if self.joined and _behind_another(kernel, kernels):
-                continue
-            launched = launches(kernel, part)
-            # Gradients of weights are of tensors that were cast for those of inputs.
-            each = min(self.by_expert, 1) if part == "W" else self.by_expert
-            seconds += launched * self.launch * (each * kernel.repeat if each and grouped(kernel) else 1)
-            # Autograd makes both gradients of a product in one call.
-            if launched and (part != "W" or kernel.kind != "gemm") and (name, kernel.name, part) not in called:
-                called.add((name, kernel.name, part))
-                # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
-                indexes = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
-                inside = indexes or kernel.name in SCORING or kernel.name == "await_counts"
-                if calls := adapter_calls(kernel):
-                    seconds += (self.plain or self.call) * calls
-                    continue
-                seconds += self.call * (POST if inside else 1 + self.bookkeeping * (kernel.name == "top_k"))
-        return seconds
+                yield kernel, replayed * self.call
+            elif self.joined and _behind_another(kernel, kernels):
+                yield kernel, 0.0
+            else:
+                yield kernel, self._one(name, kernel, part, called)
+
+    def _one(self, name: str, kernel: Kernel, part: str, called: set[tuple[str, ...]]) -> float:
+        """Seconds [s] to call one kernel that no graph has, and no call before it."""
+        launched = launches(kernel, part)
+        # Gradients of weights are of tensors that were cast for those of inputs.
+        each = min(self.by_expert, 1) if part == "W" else self.by_expert
+        seconds = launched * self.launch * (each * kernel.repeat if each and grouped(kernel) else 1)
+        # Autograd makes both gradients of a product in one call.
+        if not launched or (part == "W" and kernel.kind == "gemm") or (name, kernel.name, part) in called:
+            return seconds
+        called.add((name, kernel.name, part))
+        if calls := adapter_calls(kernel):
+            return seconds + (self.plain or self.call) * calls
+        # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
+        indexes = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
+        inside = indexes or kernel.name in SCORING or kernel.name in {"await_counts", "router_casts"}
+        return seconds + self.call * (POST if inside else 1 + self.bookkeeping * (kernel.name == "top_k"))
 
     def exchange(self, name: str, kind: str) -> float:
         """Seconds [s] to call an exchange of this name and kind; copies between pieces are the module's own."""

@@ -52,7 +52,8 @@ def price(
     mixes = [Mix()]
     for kernels, part in runs:
         for kernel in kernels:
-            linear = dense and kernel.kind == "gemm" and not kernel.batch
+            # Scores of a router are never in 8 bits: its product is none of the recipe's modules.
+            linear = dense and kernel.kind == "gemm" and not kernel.batch and kernel.name != "router"
             work, floor, bound = spent(where if linear else outside, kernel, batch, part)
             done = flops(kernel, part) * batch
             mixes.append(_mixed(work, floor, done / where.peak, bound, part))

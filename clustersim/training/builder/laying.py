@@ -18,6 +18,7 @@ from clustersim.model.seconds.host import HostLaw
 from clustersim.model.seconds.local import LocalCost, Runs
 from clustersim.model.seconds.price import Pass
 from clustersim.training.partition.base import Chunk, Exchange, Item, LocalLayer, Stage, Work
+from clustersim.training.partition.nodes import WAITS
 from clustersim.training.schedules.base import Action
 from clustersim.training.strategies.base import OpList
 from clustersim.training.strategies.walk import LayerPart, Place
@@ -26,8 +27,6 @@ PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
 """Which parts of a layer's items each kind of action plays."""
 HOST_STREAM = "host"
 """Where the host's calls stand, which kernels wait for."""
-WAITS = "read counts"
-"""Work in which the host waits for the device (:func:`clustersim.training.partition.dispatch.read_counts`)."""
 EXPERTS = "experts"
 """Works that take as long as their rank has rows; see
 :attr:`clustersim.training.partition.base.LocalLayer.expert_load`."""
@@ -120,45 +119,74 @@ class StageOps:
         return known[dims, forward]
 
     def host_seconds(self, layer: LocalLayer, kind: str) -> tuple[float, ...]:
-        """Seconds [s] that the host takes to call an action's pass of a layer: up to each work in which it waits for
-        the device (:data:`WAITS`), and behind the last; empty where nobody asks."""
+        """Seconds [s] of the host's calls of an action's pass of a layer: ahead of each run of its kernels, and behind
+        the last; empty where nobody asks.
+
+        Of a layer in which the host waits for the device, as much is ahead of a run as its kernels would else come too
+        early. All calls of another are ahead of its last run: the levels of the law were found so.
+        """
         law = self.cost.host
         if law is None:
             return ()
         key = id(layer), kind
         if key not in self._calls:
-            plain = self._called(law, layer, PARTS[kind])
+            pace = 1.0
             if law.layer_time is not None and layer.kind == "block":
-                whole = sum(self._called(law, layer, "FIW"))
-                plain = tuple(law.layer_time * seconds / whole for seconds in plain) if whole else plain
-            self._calls[key] = layer, plain
+                whole = self._whole(law, layer)
+                pace = law.layer_time / whole if whole else 1.0
+            ahead = tuple(self._called(law, layer, kind, pace))
+            if not waits_in(layer):
+                ahead = (*(0.0 for _ in ahead[2:]), sum(ahead), 0.0) if ahead[1:] else ahead
+            self._calls[key] = layer, ahead
         return self._calls[key][1]
 
-    def _called(self, law: HostLaw, layer: LocalLayer, parts: str) -> tuple[float, ...]:
-        """Seconds [s] of the calls of these parts of a layer, between the host's waits for the device."""
-        spent = [0.0]
+    def _whole(self, law: HostLaw, layer: LocalLayer) -> float:
+        """Seconds [s] of all calls of a layer's forward and backward, of which nothing is repeated."""
+        spent = 0.0
         modules: set[tuple[str, ...]] = set()
         for item in (*layer.forward, *layer.backward):
-            if item.part not in parts:
+            if isinstance(item, Work) and item.part != "R":
+                spent += sum(seconds for _, seconds in law.calls(item.name, item.kernels, item.part, modules))
+            elif isinstance(item, Exchange) and item.part != "R" and self.groups(item.dims).shape[1] > 1:
+                spent += law.exchange(item.name, item.kind)
+        return spent
+
+    def _called(self, law: HostLaw, layer: LocalLayer, kind: str, pace: float) -> Iterator[float]:
+        """:meth:`host_seconds` where a call takes ``pace`` times as long as the law says.
+
+        A run begins when none of its kernels will have to wait for its call any more: so late that the one that is
+        called last, for what the device has done until then, is called in time.
+        """
+        items = layer.forward if kind == "F" else layer.backward
+        modules: set[tuple[str, ...]] = set()
+        spent = 0.0
+        for piece in self.runs(layer, kind)[0]:
+            if not isinstance(piece, WorkRun):
+                spent += pace * law.exchange(piece[1].name, piece[1].kind)
                 continue
-            if isinstance(item, Work):
-                spent[-1] += law.work(item.name, item.kernels, item.part, modules)
-                spent += [0.0] * (item.name == WAITS)
-            elif self.groups(item.dims).shape[1] > 1:
-                spent[-1] += law.exchange(item.name, item.kind)
-        return tuple(spent)
+            late = computed = 0.0
+            for work in (item for item in map(items.__getitem__, piece.items) if isinstance(item, Work)):
+                for kernel, seconds in law.calls(work.name, work.kernels, work.part, modules):
+                    spent += pace * seconds
+                    late = max(late, spent - computed)
+                    computed += self.cost.work((((kernel,), work.part),), dense=layer.kind == "block").seconds
+            yield late
+            spent -= late
+        yield spent
 
     def host_binds(self, chunk: Chunk, kind: str) -> bool:
-        """Whether the host takes longer to call forward and backward of a chunk than the GPU to compute them.
+        """Whether the GPU has to wait for the host's calls of a chunk's pass.
 
-        Where the host waits for the device in forward it cannot save up time in backward, and each is asked for itself.
+        It does where calling forward and backward takes longer than computing them. Where the host waits for the device
+        in forward it cannot save up time in backward: forward's calls are played whatever they sum to, since what is
+        called behind a wait is never ahead, and backward is asked for itself.
         """
-        waits = any(len(self.host_seconds(layer, "F")) > 1 for layer in chunk.layers)
+        waits = any(waits_in(layer) for layer in chunk.layers)
         kinds = "FB" if not waits else "F" if kind == "F" else "B"
         if (id(chunk), kinds) not in self._binds:
             calls = sum(sum(self.host_seconds(layer, each)) for layer in chunk.layers for each in kinds)
-            kernels = sum(self._kernels(layer, kinds) for layer in chunk.layers)
-            self._binds[id(chunk), kinds] = chunk, bool(calls) and calls > kernels
+            ahead = 0.0 if waits and kind == "F" else sum(self._kernels(layer, kinds) for layer in chunk.layers)
+            self._binds[id(chunk), kinds] = chunk, calls > ahead
         return self._binds[id(chunk), kinds][1]
 
     def _kernels(self, layer: LocalLayer, kinds: str) -> float:
@@ -193,6 +221,11 @@ class StageOps:
             pieces = tuple(_joined(items, PARTS[kind], self))
             known[id(layer), kind] = layer, pieces, _unneeded(pieces)
         return known[id(layer), kind][1:]
+
+
+def waits_in(layer: LocalLayer) -> bool:
+    """Whether the host waits for the device in a layer's forward."""
+    return any(item.name == WAITS for item in layer.forward)
 
 
 def _joined(items: Sequence[Item], parts: str, here: StageOps) -> Iterator[WorkRun | tuple[int, Exchange]]:
@@ -237,31 +270,24 @@ def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> WorkRun:
 
 
 class HostCalls(msgspec.Struct):
-    """The host's calls of one layer's pass: an op for each stretch in which it runs ahead of the device.
+    """The host's calls of one layer's pass: an op ahead of each run of kernels that would be there before its calls.
 
-    op : of the first stretch, without its time; None where the host does not bind. ends : pieces that end a stretch,
-    whose kernels wait for its calls. seconds : of each stretch.
+    op : of the first, without its time; None where the host does not bind. seconds : ahead of each run, and behind the
+    last. after : what the host waits for next.
     """
 
     here: StageOps
     op: Compute | None
-    ends: tuple[int, ...]
-    seconds: tuple[float, ...] = ()
-    laid: int = 0
+    seconds: Iterator[float]
+    after: tuple[int, ...] = ()
 
-    def first(self) -> tuple[int, ...]:
-        """Lays the first stretch; what its last kernel waits for."""
-        return () if self.op is None or not self.ends else self._lay(self.op.after)
-
-    def behind(self, kernel: int) -> tuple[int, ...]:
-        """Lays the stretch behind a ``kernel`` that the host waited for."""
-        return self._lay((kernel,)) if self.laid < len(self.ends) else ()
-
-    def _lay(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        if self.op is None:
+    def ahead(self) -> tuple[int, ...]:
+        """Lays the calls ahead of the next run, or behind the last; what its kernels wait for."""
+        seconds = next(self.seconds, 0.0)
+        if self.op is None or not seconds:
             return ()
-        op = msgspec.structs.replace(self.op, duration=self.seconds[self.laid], after=after)
-        self.laid += 1
+        op = msgspec.structs.replace(self.op, duration=seconds, after=self.after)
+        self.after = ()
         return (self.here.ops.add(op),)
 
 
@@ -285,19 +311,20 @@ class StageLay(msgspec.Struct, frozen=True):
         index: dict[int, int] = {}
         pieces, unneeded = here.runs(layer, action.kind)
         calls = self._calls(place, action, layer)
-        called = calls.first()
-        for n, (piece, following) in enumerate(zip_longest(pieces, pieces[1:])):
+        for piece, following in zip_longest(pieces, pieces[1:]):
             if isinstance(piece, WorkRun):
                 after = tuple(index[needed] for needed in piece.needs if needed in index)
-                done = self._compute(layer, action, piece, (*after, *called) if n in calls.ends else after)
+                done = self._compute(layer, action, piece, (*after, *calls.ahead()))
                 index |= dict.fromkeys(piece.items, done)
-                called = calls.behind(done) if n in calls.ends else called
+                if WAITS in piece.name.split("+"):
+                    calls.after = (done,)
             else:
                 i, exchange = piece
                 after = tuple(index[n] for n in exchange.needs if n in index)
                 index[i] = self._exchange(layer, action, exchange, after)
                 if following is None or isinstance(following, WorkRun):
                     yield
+        calls.ahead()
         ops.waits = (*ops.waits, *(index[i] for i in unneeded))
 
     def turns(self, place: Place, action: Action) -> int:
@@ -307,7 +334,7 @@ class StageLay(msgspec.Struct, frozen=True):
         return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
 
     def _calls(self, place: Place, action: Action, layer: LocalLayer) -> HostCalls:
-        """The host's calls of a layer's pass, where they take longer than its chunk's kernels.
+        """The host's calls of a layer's pass, where the GPU has to wait for them.
 
         The host comes to a pass when the one before is over and what the first kernel needs is there (it waits for
         messages, reads the loss); inside a pass it runs ahead, but where it waits for the device.
@@ -316,28 +343,21 @@ class StageLay(msgspec.Struct, frozen=True):
         ops = self.here.ops
         chunk = self.stage.of(action.microbatch, place[0])
         if here.cost.host is None or not here.host_binds(chunk, action.kind):
-            return HostCalls(here, None, ())
-        pieces, _ = here.runs(layer, action.kind)
-        works = [(n, piece) for n, piece in enumerate(pieces) if isinstance(piece, WorkRun)]
-        waits = [n for n, run in works if WAITS in run.name.split("+")]
-        seconds = here.host_seconds(layer, action.kind)
-        # Works that were joined with the wait are called with what is in front of it.
-        ends = tuple(dict.fromkeys([*waits, *(n for n, _ in works[-1:])]))
-        spent = (*seconds[: len(ends) - 1], sum(seconds[len(ends) - 1 :]))
+            return HostCalls(here, None, iter(()))
         first = place[1] == (0 if action.kind == "F" else len(chunk.layers) - 1)
         after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ())) if first else ()
         op = Compute(
             f"{HOST_CALL}{_SHORT[action.kind]} {layer.name}",
             0.0,
             HOST_STREAM,
-            after,
+            (),
             "forward" if action.kind == "F" else "backward",
             "host",
             step=ops.step,
             label=Label(layer.name, action.kind, action.microbatch, action.chunk),
             paced=False,
         )
-        return HostCalls(here, op, ends, spent)
+        return HostCalls(here, op, iter(here.host_seconds(layer, action.kind)), after)
 
     def _compute(self, layer: LocalLayer, action: Action, run: WorkRun, after: tuple[int, ...]) -> int:
         here = self.here

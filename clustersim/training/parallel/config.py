@@ -105,6 +105,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         absent is dropless. pad_to_capacity : experts' inputs are padded to it. drop_tokens : what is beyond is
         dropped; false grows the capacity to the largest load (DeepSpeed's).
     load_balancing : of the router, Megatron's ``moe_router_load_balancing_type``; what it calls takes the host time.
+    router_dtype : of the router's product and scores, ``fp32`` or that of its input (Megatron's ``moe_router_dtype``);
+        in 8 bits it is never.
     router_fusion : scores, choice and balance loss are fused kernels (Megatron's ``moe_router_fusion``), not called one
         by one.
     router_padding : the router's map has each expert's tokens padded to what products in 8 bits take (Megatron's
@@ -186,6 +188,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     pad_to_capacity: bool = False
     drop_tokens: bool = True
     load_balancing: Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] = "aux_loss"
+    router_dtype: Literal["fp32"] | None = None
     router_fusion: bool = False
     permute_fusion: bool = False
     router_padding: bool = False

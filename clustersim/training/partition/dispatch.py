@@ -17,7 +17,7 @@ from clustersim.core.byte_matrix import ByteMatrix, byte_matrix
 from clustersim.core.model import Kernel
 from clustersim.core.program import ExchangeKernel
 from clustersim.training.partition.base import Exchange
-from clustersim.training.partition.nodes import TRAFFIC, Kernels, NodeListing, scaled
+from clustersim.training.partition.nodes import TRAFFIC, WAITS, Kernels, NodeListing, scaled
 from clustersim.training.partition.routing import RoutedTokens, distinct
 
 EP = ("ep",)
@@ -65,7 +65,8 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     kind, backend : ``dispatcher`` and ``flex_backend``.
     counted : sizes are not known before the router spoke (dropless), so that the host has to read them.
     sms : that DeepEP's kernels run on. float8 : what travels to the experts is in 8 bits.
-    fused : tokens are permuted by one pass, and summed by one.
+    fused : tokens are permuted by one pass, and summed by one. varying : how
+    many rows a rank sends is not known before its counts are, since some are dropped, or padded.
     """
 
     mixture: Mixture
@@ -80,6 +81,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     sms: int = 20
     float8: bool = False
     fused: bool = False
+    varying: bool = False
 
     @property
     def permuted(self) -> float:
@@ -127,7 +129,7 @@ def is_expert(kernel: Kernel) -> bool:
 
 def read_counts(out: NodeListing, part: str, name: str = "read_counts") -> None:
     """The host copies counts from the device and waits, before it launches what depends on them."""
-    out.work("read counts", (Kernel(name, "host", launches=HOST_WAITS, backward_launches=0),), part)
+    out.work(WAITS, (Kernel(name, "host", launches=HOST_WAITS, backward_launches=0),), part)
 
 
 class AllToAll(msgspec.Struct, frozen=True):
@@ -137,19 +139,20 @@ class AllToAll(msgspec.Struct, frozen=True):
     by_sender: bool = True
 
     def prepare(self, out: NodeListing, part: str) -> None:
-        """Counts of everybody, which the host reads."""
+        """Counts of everybody. How many rows a rank permutes is known without them, unless it varies."""
         s = self.spread
-        if s.counted:
-            if s.ep * s.etp > 1:
-                size = float(s.mixture.experts * s.ep * s.etp)
-                out.exchange(
-                    Exchange("tokens per expert", "all_gather", BOTH, size, part, dtype="int64", per_sample=False)
-                )
+        if s.counted and s.ep * s.etp > 1:
+            size = float(s.mixture.experts * s.ep * s.etp)
+            out.exchange(Exchange("tokens per expert", "all_gather", BOTH, size, part, dtype="int64", per_sample=False))
+        if s.counted and s.varying:
             read_counts(out, part)
 
     def there(self, out: NodeListing, part: str) -> None:
-        """Hidden states and weights; both to all ranks of an expert."""
+        """The host reads the counts, if it has not yet; then hidden states and weights go, both to all ranks of an
+        expert (Megatron-LM core/transformer/moe/token_dispatcher.py, ``_maybe_update_cuda_sync_point``)."""
         s = self.spread
+        if s.counted and not s.varying:
+            read_counts(out, part)
         self._swap(out, "dispatch", s.mixture.row, part)
         self._swap(out, "dispatch probs", 1, part)
         self._over_etp(out, "dispatch", "all_gather", s.mixture.row, part)

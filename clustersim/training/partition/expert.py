@@ -130,6 +130,7 @@ def spread_of(
         parallel.deepep_num_sms,
         parallel.float8_dispatch,
         parallel.permute_fusion,
+        most > 0 or parallel.router_padding,
     )
 
 
@@ -149,6 +150,8 @@ def expert_nodes(
         tuple(local_kernel(k, share) for k in kernels if k.name in names)
         for names in (AHEAD_OF_EXPERTS, BEHIND_EXPERTS)
     )
+    if parallel.router_dtype == "fp32":
+        first = (*(router_casts(kernel) for kernel in first if kernel.name == "router"), *first)
     inside = {k.name: _local(k, spread, share) for k in kernels if k.cut.startswith("expert")}
     permute = inside.pop("dispatch")
     unpermute = inside.pop("combine")
@@ -172,6 +175,16 @@ def expert_nodes(
     node = ExpertExchange(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
     back: Nodes = (LocalKernels("experts", behind),) if behind else ()
     return (LocalKernels("router", first), node, *again, *back, *(() if beside else shared))
+
+
+def router_casts(router: Kernel) -> Kernel:
+    """What a router in fp32 moves beside its product: forward's writes fp32 scores from 16-bit operands; backward casts
+    the input, reads it and writes its gradient in fp32, and casts that back (Megatron-LM core/transformer/moe/
+    moe_utils.py, ``RouterGatingLinearFunction``)."""
+    # 16-bit elements: the cast reads 1 and writes 2, the product of weights reads 1 more, that of inputs writes 1 more,
+    # and the cast back reads 2 and writes 1.
+    moved = 8.0 * rows(router) * router.k
+    return Kernel("router_casts", "memory", backward_nbytes=moved, launches=0, backward_launches=2)
 
 
 def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:

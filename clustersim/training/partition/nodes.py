@@ -18,6 +18,8 @@ from clustersim.training.partition.base import Exchange, Item, Work
 Kernels = tuple[Kernel, ...]
 ARITHMETIC = ("flops", "backward_flops")
 TRAFFIC = ("nbytes", "backward_nbytes")
+WAITS = "read counts"
+"""Work in which the host waits for the device (:func:`clustersim.training.partition.dispatch.read_counts`)."""
 SIZES = (*ARITHMETIC, *TRAFFIC, "saved")
 """Fields of a kernel that grow with its work."""
 
@@ -35,8 +37,9 @@ def makes_both(kernel: Kernel) -> bool:
 class NodeListing:
     """Items in the order a rank issues them.
 
-    Work waits for the exchanges it was told of, and what no exchange parts is one Work. ``waiting`` are the exchanges
-    on the way of the data: the next work (but weight gradients, which are beside that way) needs them.
+    Work waits for the exchanges it was told of, and what no exchange parts is one Work, but for :data:`WAITS`, behind
+    which the host calls nothing ahead. ``waiting`` are the exchanges on the way of the data: the next work (but weight
+    gradients, which are beside that way) needs them.
     """
 
     def __init__(self, items: tuple[Item, ...] = (), waiting: tuple[int, ...] = ()) -> None:
@@ -53,7 +56,7 @@ class NodeListing:
             needs, self.waiting = tuple(sorted({*needs, *self.waiting})), ()
         for i in range(len(self.items) - 1, -1, -1):
             item = self.items[i]
-            if isinstance(item, Exchange):
+            if isinstance(item, Exchange) or WAITS in {name, item.name}:
                 break
             # Earlier work of the same pass, with nothing waited for since: a rank's kernels run one after the other, so
             # it is one piece of work, unless the new one waits for more. Only weight gradients may change places with
