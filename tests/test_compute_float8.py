@@ -17,6 +17,7 @@ from clustersim.model.seconds.float8 import CAST_ACROSS, CAST_ALONG, RESCALE, ca
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.casts import stream_seconds
 from clustersim.model.seconds.kernels import launches, spent
+from clustersim.model.seconds.price import price
 from clustersim.training.partition.recompute import input_dropped
 
 H100 = device("H100-SXM5-80GB")
@@ -49,6 +50,19 @@ def test_each_operand_is_cast_along_both_dimensions_and_gradients_are_rescaled()
     assert inputs == pytest.approx(CAST_ALONG * rows * n + CAST_ACROSS * n * k + RESCALE * rows * k)
     assert weights == pytest.approx(CAST_ACROSS * (rows * k + rows * n) + RESCALE * n * k)
     assert seconds["B"] == pytest.approx(seconds["I"] + seconds["W"])
+
+
+def test_a_router_is_never_in_8_bits() -> None:
+    router = linear("router", 65536, 4096, 64)
+    of = {
+        dtype: price(where("mxfp8", dtype, "B200-SXM-180GB"), (((router,), "B"),), 1, dense=True)
+        for dtype in ("fp8", "bf16")
+    }
+    assert of["fp8"].seconds == of["bf16"].seconds
+    other = replace(router, name="q")
+    assert (
+        price(where("mxfp8", "fp8", "B200-SXM-180GB"), (((other,), "B"),), 1, dense=True).seconds != of["bf16"].seconds
+    )
 
 
 def test_linears_of_one_input_cast_it_once() -> None:

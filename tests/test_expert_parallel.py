@@ -257,6 +257,32 @@ def test_all_to_all_is_issued_in_megatrons_order() -> None:
     assert (counts.dims, counts.dtype, counts.per_sample, counts.elements) == (("etp", "ep"), "int64", False, 8 * 8)
 
 
+def test_rows_that_vary_are_counted_ahead_of_their_permutation() -> None:
+    """Megatron-LM's before_permutation_1 and before_ep_alltoall."""
+    for settings_, first in (
+        ({}, "permute"),
+        ({"router_padding": True}, "read counts"),
+        ({"capacity_factor": 1.0}, "read counts"),
+    ):
+        order = names(expert_layer("mixtral-8x7b", ep=4, **settings_).forward)
+        assert order[order.index("tokens per expert") + 1] == first
+        assert order.index("read counts") < order.index("dispatch")
+
+
+def test_a_router_in_fp32_moves_wide_gradients() -> None:
+    narrow, wide = (expert_layer("mixtral-8x7b", ep=4, router_dtype=dtype) for dtype in (None, "fp32"))
+    casts = [
+        k
+        for layer in (narrow, wide)
+        for w in layer.backward
+        for k in getattr(w, "kernels", ())
+        if k.name == "router_casts"
+    ]
+    assert len(casts) == 1
+    assert casts[0].backward_nbytes == 8 * 4096 * 4096
+    assert narrow.kept == wide.kept
+
+
 def test_the_all_gather_dispatcher_moves_every_token_whatever_k() -> None:
     layer = expert_layer("mixtral-8x7b", ep=8, dispatcher="allgather")
     found = Counter((x.kind, x.part) for x in exchanges(layer, "") if x.dims == ("etp", "ep"))

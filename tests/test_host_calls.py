@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ from clustersim.explain.stalls import causes, costliest
 from clustersim.model.seconds.host import BY_EXPERT, PACE, POST, HostLaw, host_level
 from clustersim.scenario.run.timed import informed
 from clustersim.training.partition.recompute import input_dropped
+from tests.evidence.expert_score import _step
 from tests.evidence.software import stack_of
 from tests.evidence.step_rows import whole
 from tests.evidence.validate_steps import _predict_hybrid
@@ -159,6 +161,28 @@ class TestSteps:
         plain = _seconds(measured__layer_time="9 ms")
         again = _seconds(measured__layer_time="9 ms", model__activation_checkpointing="full")
         assert 1.2 < again / plain < 1.6
+
+    @pytest.mark.parametrize(("padded", "waited"), [(False, True), (True, False)])
+    def test_what_is_called_behind_a_wait_is_never_ahead(self, padded: bool, waited: bool) -> None:
+        """Kernels take longer than all calls; those behind a wait for counts are late all the same."""
+        capacity = {"capacity_factor": 1.0, "pad_to_capacity": True} if padded else {}
+        table = {
+            "cluster": {"topology": "hgx-h100", "gpus_per_node": 8},
+            "model": {
+                "name": "mixtral-8x7b",
+                "seq_len": 4096,
+                "dtype": "bf16",
+                "implementation": "fused",
+                "options": {"layers": 3, "experts_implementation": "grouped_mm"},
+            },
+            "parallel": {"framework": "megatron", "ep": 8, "etp": 1, "microbatches": 4, **capacity},
+            "strategy": {"kind": "ddp", "micro_batch_size": 1, "param_dtype": "bf16"},
+            "run": {"steps": 2, "jitter": 0.0},
+        }
+        table["parallel"] |= {"dispatcher": "alltoall", "routing": {"kind": "balanced"}}
+        usual, slow = (_step(json.dumps(table), level) for level in (0.25, 0.5))
+        assert (slow > 1.002 * usual) == waited
+        assert slow < 1.2 * usual
 
     def test_a_slower_cpu_takes_longer(self) -> None:
         slow = _seconds(cluster__topology="dgx-a100", cluster__device="H100-SXM5-80GB")

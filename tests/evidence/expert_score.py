@@ -46,6 +46,11 @@ DEEPSEEK_MICROBATCHES = 120
 DEEPSEEK_SUBJECT = "DeepSeek-V3 on 2,048 H800"
 HOSTS = np.array([0.25, 0.5, 1.0, 2.0])
 """Levels of the host's calls, over the shipped ones, at which rows are played; steps between are interpolated."""
+BOUND = 1.1
+"""How many times as long a step has to take when calls take twice as long, up to the shipped level, to say something of
+a host. Where kernels hide the calls, the level that fits best makes up for what is wrong with the kernels."""
+SHIPPED = 2
+"""The place of the shipped level among them; the one before is half of it."""
 MOST_GPUS = 64
 """Of runs that the host's level is asked of: larger ones take long to play, and say no more of a host."""
 FINE_HOSTS = np.linspace(HOSTS[0], HOSTS[-1], 81)
@@ -139,20 +144,24 @@ def step_lines(rows: list[Row]) -> Iterator[ScoreLine]:
 
 
 def left_out_line(rows: list[Row]) -> ScoreLine:
-    """What is fitted on these rows is what calls take the host: each publisher with the level the others ask for."""
+    """What is fitted on these rows is what calls take the host: each publisher with the level that the others ask for,
+    by those of their rows whose step follows it (:data:`BOUND`)."""
     small = [row for row in predicted(rows) if int(row.cells["gpus"]) <= MOST_GPUS]
     first = [group[0] for group in grouped(small, lambda row: row.cells["config_group"]).values()]
     played = [(publisher(row.cells), row.measured, _at_levels(row)) for row in first]
     wrong = [(name, np.log(np.interp(FINE_HOSTS, HOSTS, steps) / seconds)) for name, seconds, steps in played]
+    bound = [
+        row for row, (_, _, steps) in zip(wrong, played, strict=True) if steps[SHIPPED] > BOUND * steps[SHIPPED - 1]
+    ]
     names = sorted({name for name, _ in wrong})
     off: list[float] = []
     for name in names:
         others = [
-            np.median([np.abs(error) for owner, error in wrong if owner == other], axis=0)
-            for other in names
+            np.median([np.abs(error) for owner, error in bound if owner == other], axis=0)
+            for other in sorted({owner for owner, _ in bound})
             if other != name
         ]
-        level = int(np.argmin(np.mean(others, axis=0)))
+        level = int(np.argmin(np.mean(others, axis=0) if others else np.abs(FINE_HOSTS - HOSTS[SHIPPED])))
         off += [abs(float(np.expm1(error[level]))) for owner, error in wrong if owner == name]
     middle, high = np.percentile(off, (50, 90))
     reached = (
