@@ -25,6 +25,8 @@ FACTS = Path(__file__).parents[1].parent / "shared" / "facts"
 MEASUREMENTS = Path(__file__).parents[1].parent / "shared" / "measurements"
 
 LINK_RATES = {  # bytes/s per direction of one NVLink (or xGMI) of a generation of GPUs, by NVIDIA's and AMD's sheets
+    "gfx908": 46e9,
+    "gfx90a": 50e9,
     "sm60": 20e9,
     "sm70": 25e9,
     "sm75": 25e9,

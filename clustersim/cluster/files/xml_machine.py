@@ -231,6 +231,8 @@ class XmlMachine:
             )
             return
         found = boards.board(kind.name, len(self.gpus))
+        if found is not None and not found.switched and {f"{a}-{b}" for a, b, _ in found.pairs} < set(self.joins):
+            found = None  # joined otherwise
         if found is None:
             if "PCIe" in kind.name or "RTX" in kind.name:
                 self.assumed.append(f"no {wire} bridge joins the GPUs: the file has the PCI tree alone")
