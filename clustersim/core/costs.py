@@ -109,7 +109,7 @@ class CommunicationCosts:
     simple_ends: float = 2.0
     own_copy: float = 0.382  # of a peer's bytes: an all_to_all copies its own part, which crosses no link
     tree_share: float = 0.807
-    # Of NVLink's line rate through a switch that reduces. No row of the fitted tables has it in a node of Blackwells: theirs
+    # Of NVLink's line rate through a switch that reduces. No fitted row has it in a node of Blackwells: theirs
     # is what two clouds' published logs of eight come to, 835 GB/s of busbw (B200) and 840 (GB200, two trays) at 8 GiB.
     nvls_share: Mapping[str, float] = _table(hopper=0.683, blackwell=0.604)
     nvls_tree_share: float = 0.921
