@@ -8,7 +8,7 @@ from typing import Any
 from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
-from clustersim.model.kinds import as_blocks, shortest
+from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
 from clustersim.model.sizes import Heads
 
 _ATTENTION = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -16,17 +16,11 @@ _ATTENTION = {"full_attention": "full", "sliding_attention": "sliding"}
 
 def _kinds(c: Config, values: Values, default: list[str]) -> list[str]:
     """Of each block, whether it attends to all tokens or to a window: ``layer_types``, else the class's own."""
-    listed = c.listed("layer_types", "full_attention or sliding_attention for each block")
-    if not listed:
+    kinds = worded(c, "layer_types", _ATTENTION, values["layers"])
+    if not kinds:
         named = {kind: word for word, kind in _ATTENTION.items()}
         c.defaults["layer_types"] = [named[kind] for kind in shortest(default)]
-        return default
-    if len(listed) != values["layers"] or not all(isinstance(word, str) and word in _ATTENTION for word in listed):
-        raise ModelError(
-            f"{c.where}: 'layer_types' must be 'full_attention' or 'sliding_attention' for each of {values['layers']} "
-            f"blocks, not {listed!r}"
-        )
-    return [_ATTENTION[word] for word in listed]
+    return kinds or default
 
 
 def gemma4(c: Config, values: Values) -> None:
@@ -145,18 +139,16 @@ def minimax_m3(c: Config, values: Values) -> None:
             f"{c.where}: {values['indexer.heads']} heads choose keys for {values.get('kv_heads')} key-value heads; "
             "only one for each is described"
         )
-    words = c.listed("layer_types", "full_attention or minimax_m3_sparse for each block")
+    kinds = worded(c, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sliding"}, layers)
     listed = table.listed("sparse_attention_freq", "1 for each block whose keys are chosen")
-    if words:
-        kinds = {"full_attention": 0, "minimax_m3_sparse": 1}
-        sparse = _truths(c, "layer_types", [kinds.get(str(word)) for word in words], layers)
-    else:
+    if not kinds:
         sparse = _truths(table, "sparse_attention_freq", listed, layers) if listed else [False] * layers
+        kinds = ["sliding" if chosen else "full" for chosen in sparse]
         if not listed:
             c.defaults["layer_types"] = ["full_attention"]
     if not table.flag("use_sparse_attention", True, quiet=True):
         raise ModelError(f"{table.where}: 'use_sparse_attention' = false is not described; leave the whole table out")
-    values["mixers"] = shortest(["sliding" if one else "full" for one in sparse])
+    values["mixers"] = shortest(kinds)
     freq = c.listed("moe_layer_freq", "1 for each block with experts")
     there = _truths(c, "moe_layer_freq", freq, layers) if freq else [True] * layers
     _mlp_words(c, values, there, told=not freq)
@@ -191,13 +183,10 @@ def minimax_tower(c: Config, values: Values) -> None:
 
 def _mlp_words(c: Config, values: Values, there: list[bool], *, told: bool) -> None:
     """Which blocks have experts, by words where the config has them; else as ``there`` says, which is ``told``."""
-    words = c.listed("mlp_layer_types", "dense or sparse for each block")
-    if words:
-        kinds = {"dense": 0, "sparse": 1}
-        there = _truths(c, "mlp_layer_types", [kinds.get(str(word)) for word in words], values["layers"])
-    elif told:
+    mlps = worded(c, "mlp_layer_types", MLP_WORDS, values["layers"])
+    if told and not mlps:
         c.defaults["mlp_layer_types"] = list(shortest(["sparse" if one else "dense" for one in there]))
-    values["mlps"] = shortest(["experts" if one else "dense" for one in there])
+    values["mlps"] = shortest(mlps or ["experts" if one else "dense" for one in there])
 
 
 def _truths(c: Config, field: str, listed: list[Any], layers: int) -> list[bool]:

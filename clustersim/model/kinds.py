@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from clustersim.core.errors import ModelError
@@ -19,6 +19,8 @@ WORDS = {
     "mamba": "mamba",
 }
 """Words of ``layer_types``, which transformers has for all families."""
+MLP_WORDS = {"dense": "dense", "sparse": "experts"}
+"""Words of ``mlp_layer_types``."""
 
 
 def blocks_of(c: Config, kinds: Kinds, values: dict[str, Any]) -> dict[str, Any]:
@@ -51,6 +53,18 @@ def as_blocks(described: Sequence[str]) -> dict[str, Any]:
     if set(mixers) == {"full"} and not any(mlps):
         return {}
     return {"mixers": mixers} | ({"mlps": mlps} if any(mlps) else {})
+
+
+def worded(c: Config, field: str, words: Mapping[str, str], layers: int) -> list[str]:
+    """What each block is by the word that a list of the config has for it; nothing where there is no list.
+
+    Raises :class:`ModelError` for a list of another length than the blocks, or a word that is not of ``words``.
+    """
+    listed = c.listed(field, f"{' or '.join(words)} for each block")
+    if listed and (len(listed) != layers or not all(isinstance(word, str) and word in words for word in listed)):
+        allowed = " or ".join(map(repr, words))
+        raise ModelError(f"{c.where}: '{field}' must be {allowed} for each of {layers} blocks, not {listed!r}")
+    return [words[word] for word in listed]
 
 
 Word = TypeVar("Word")

@@ -8,7 +8,7 @@ from clustersim.core.errors import ModelError
 from clustersim.model import block_rules, hybrid_rules
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
-from clustersim.model.kinds import as_blocks, shortest
+from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
 
 
 def _offset_positions(c: Config, values: Values) -> None:
@@ -153,15 +153,8 @@ def _experts_in(values: Values, sparse: list[bool]) -> None:
 
 def _mlp_words(c: Config, values: Values) -> None:
     """A word for each block says whether it has experts (``mlp_layer_types``)."""
-    words = c.listed("mlp_layer_types", "dense or sparse for each block")
-    if not words:
-        return
-    if len(words) != values["layers"] or not set(words) <= {"dense", "sparse"}:
-        raise ModelError(
-            f"{c.where}: 'mlp_layer_types' must be 'dense' or 'sparse' for each of {values['layers']} "
-            f"blocks, not {words!r}"
-        )
-    _experts_in(values, [word == "sparse" for word in words])
+    if mlps := worded(c, "mlp_layer_types", MLP_WORDS, values["layers"]):
+        _experts_in(values, [mlp == "experts" for mlp in mlps])
 
 
 def _no_mixture(c: Config, values: Values) -> None:
