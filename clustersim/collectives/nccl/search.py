@@ -62,39 +62,12 @@ def search_channels(algorithm: str, system: System) -> int:
 def _search_view(view: NodeView, sharp: bool) -> dict[str, ChannelGraph]:
     wires = wiring(view)
     ring = _ChannelSearch(wires, RING, 1, MAX_CHANNELS // 2).result()
-    ring = _tabled(wires, ring)
     tree = _ChannelSearch(wires, BALANCED_TREE, ring.n_channels, ring.n_channels).result()
     graphs = {"ring": ring, "tree": tree, "nvls": _ChannelSearch(wires, NVLS, 1, MAX_CHANNELS).result()}
     if sharp:
         graphs["collnet_chain"] = _ChannelSearch(wires, TREE, ring.n_channels, ring.n_channels).result()
         graphs["collnet_direct"] = _ChannelSearch(wires, COLLNET_DIRECT, 1, MAX_CHANNELS).result()
     return graphs
-
-
-def _tabled(wires: Wiring, found: ChannelGraph) -> ChannelGraph:
-    """RCCL's own rings where it has them in a table, with which it does not search: on one node those of GPUs joined by
-    xGMI each to each, and of four MI250X; on several those of the former, with a NIC for each GPU. Others keep what the
-    search ``found``."""
-    view, n = wires.view, wires.n_gpus
-    pairs = {(a, b): count for a, row in enumerate(view.nvlinks) for b, count in enumerate(row) if a != b}
-    if view.link_rate <= 0 or n < 4 or n % 2:
-        return found
-    full = len(set(pairs.values())) == 1
-    if not view.nics:
-        rings = closed_rings(n) if full else EIGHT_DIES if n == 8 else ()
-        crossed = Counter(pair for ring in rings for pair in zip(ring, ring[1:] + ring[:1], strict=True))
-        rate = view.link_rate * min((pairs[pair] / times for pair, times in crossed.items()), default=0.0)
-        return replace(found, n_channels=len(rings), bw_intra=rate, bw_inter=rate, orders=rings) if rate else found
-    if not full or len(view.nics) < n:
-        return found
-    rate = view.link_rate * pairs[0, 1]
-    to_nic = min(rate, *(nic.bandwidth for nic in view.nics))
-    near = min(wires.between(("gpu", g), ("net", nic)).kind for g in range(n) for nic in range(len(view.nics)))
-    orders = tuple(zigzag(n, first) for first in range(n))
-    nets = tuple((first, (first + n // 2) % n) for first in range(n))
-    return replace(
-        found, n_channels=n, bw_intra=rate, bw_inter=to_nic, type_inter=near, orders=orders, nets=nets, cross_nic=2
-    )
 
 
 def _merged(nodes: list[dict[str, ChannelGraph]]) -> dict[str, ChannelGraph]:
@@ -199,6 +172,9 @@ class _ChannelSearch:
         view = self.wires.view
         if self.best.pattern == NVLS and (not self.wires.has_switch or not view.nvls or self.sm < 90):
             return self.best
+        tabled = self._tabled() if self.best.pattern == RING else None
+        if tabled is not None:
+            return tabled
         self._fastest_feasible()
         self._duplicate()
         self._raise_speed()
@@ -208,6 +184,33 @@ class _ChannelSearch:
                 self.best, n_channels=1, bw_intra=0.1, bw_inter=0.1, type_intra=SYS, type_inter=SYS, orders=(order,)
             )
         return self.best
+
+    def _tabled(self) -> ChannelGraph | None:
+        """RCCL's own rings where it has them in a table, with which it does not search: on one node those of GPUs
+        joined by xGMI each to each, and of four MI250X; on several those of the former, with a NIC for each GPU."""
+        view, n = self.wires.view, self.n
+        if view.link_rate <= 0 or n < 4 or n % 2:
+            return None
+        pairs = {(a, b): count for a, row in enumerate(view.nvlinks) for b, count in enumerate(row) if a != b}
+        full = len(set(pairs.values())) == 1
+        found = replace(self.best, same_channels=False)
+        if not view.nics:
+            rings = closed_rings(n) if full else EIGHT_DIES if n == 8 else ()
+            crossed = Counter(pair for ring in rings for pair in zip(ring, ring[1:] + ring[:1], strict=True))
+            rate = view.link_rate * min((pairs[pair] / times for pair, times in crossed.items()), default=0.0)
+            return replace(found, n_channels=len(rings), bw_intra=rate, bw_inter=rate, orders=rings) if rate else None
+        if not full or len(view.nics) < n:
+            return None
+        rate = view.link_rate * pairs[0, 1]
+        return replace(
+            found,
+            n_channels=n,
+            bw_intra=rate,
+            bw_inter=min(rate, *(nic.bandwidth for nic in view.nics)),
+            cross_nic=2,
+            orders=tuple(zigzag(n, first) for first in range(n)),
+            nets=tuple((first, (first + n // 2) % n) for first in range(n)),
+        )
 
     def _fastest_feasible(self) -> None:
         """First pass: down the list of speeds, relaxing one demand after the other."""
