@@ -123,14 +123,19 @@ def _widened(entry: Table, size: str, of_kind: tuple[str, ...], closeness: str) 
 
 def far_of_log(size: str) -> float:
     """|error| that nine in ten published logs are within in a class of sizes, their publisher left out."""
-    return float(data_table("ranges")["collectives"]["logs"][size]["p90"])
+    return float(_of_logs(size)["p90"])
 
 
 def log_words(size: str) -> str:
     """How far published logs are from what is expected of machines that nobody tuned for, their publisher left out, in
     a class of sizes."""
-    far = data_table("ranges")["collectives"]["logs"][size]
+    far = _of_logs(size)
     return f"Half of published logs are within {far['p50']:.0%}, nine in ten within {far['p90']:.0%}"
+
+
+def _of_logs(size: str) -> dict[str, float]:
+    row: dict[str, float] = data_table("ranges")["collectives"]["logs"][size]
+    return row
 
 
 def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:
