@@ -404,6 +404,8 @@ def test_a_published_minimax_says_the_same_in_its_own_words() -> None:
     for change, message in (
         ({"sparse_attention_config": table | {"use_sparse_attention": False}}, "leave the whole table out"),
         ({"sparse_attention_config": table | {"sparse_attention_freq": [1]}}, "must be 0 or 1 for each of"),
+        ({"layer_types": ["full"]}, "'layer_types' must be 'full_attention' or 'minimax_m3_sparse' for each of"),
+        ({"mlp_layer_types": ["moe"]}, "'mlp_layer_types' must be 'dense' or 'sparse' for each of"),
         ({"attention_output_gate": True}, "'attention_output_gate' = True is not described; only False is"),
         ({"n_shared_experts": 2}, "'n_shared_experts' = 2 is not described; only 1 is"),
     ):
