@@ -294,6 +294,22 @@ def test_a_trace_without_steps_is_told_no_step_time():
     assert "step time" not in CliRunner().invoke(cli, ["replay", str(GLOO)]).output
 
 
+@pytest.mark.parametrize("folder", ["gloo_2_ranks", "pipeline_2x2"])
+def test_trace_and_replay_divide_a_run_alike(folder):
+    path = str(GLOO.parent / folder)
+    trace, replayed = (
+        json.loads(CliRunner().invoke(cli, [name, path, "--json"]).stdout) for name in ("trace", "replay")
+    )
+    totals = {name: measured for name, (measured, _) in replayed["totals"].items()}
+    assert trace["window_s"] == pytest.approx(totals["step_s"])
+    for share, seconds in (
+        ("compute_share", "compute_s"),
+        ("transfer_share", "communication_s"),
+        ("waiting_for_peers_share", "peer_wait_s"),
+    ):
+        assert np.mean(trace[share]) * trace["window_s"] == pytest.approx(totals[seconds])
+
+
 PAIR = GLOO.parent / "gloo_1_2"
 
 

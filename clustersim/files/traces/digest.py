@@ -10,13 +10,19 @@ import msgspec
 import numpy as np
 
 from clustersim.collectives.base import bus_factor
-from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
+from clustersim.core.program import COMM_STREAM
 from clustersim.core.timeline import Timeline
+from clustersim.explain.occupancy import occupancy
 from clustersim.files.traces.joining import SAME_CLOCK
 from clustersim.files.traces.samples import Sample, Samples
 
 LAUNCH_BOUND = 0.25
 """Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
+
+
+SHARES = ("compute_s", "communication_s", "peer_wait_s", "exposed_transfer_s")
+"""The states of :mod:`clustersim.explain.occupancy` that are told: computing, transferring, waiting for a peer, and of
+the transfers what no kernel hides."""
 
 
 class RepeatedCollective(msgspec.Struct, frozen=True):
@@ -98,28 +104,20 @@ def of_samples(samples: Samples) -> SampleDigest:
 
 
 def of_run(run: Timeline) -> RunDigest:
-    """What a measured Timeline says."""
-    spans = run.spans()
-    measured = np.unique(spans["rank"]).tolist()
-    of_rank = [spans["rank"] == rank for rank in measured]
-    is_work = np.array([op.kind == "compute" for op in run.ops])[spans["op"]]
-    on_usual = np.array([op.stream == COMPUTE_STREAM for op in run.ops])[spans["op"]]
-    windows = [float(spans["end"][m].max() - spans["ready"][m].min()) for m in of_rank]
-    shares = []
-    for m, window in zip(of_rank, windows, strict=True):
-        work = m & is_work & on_usual
-        net = m & ~is_work
-        busy = _union(spans["start"][work], spans["end"][work])
-        both = _union(spans["start"][m & on_usual | net], spans["end"][m & on_usual | net])
-        moving, waiting = (_union(spans[a][net], spans[b][net]) for a, b in (("start", "end"), ("ready", "start")))
-        shares.append([s / window if window else 0.0 for s in (busy, moving, waiting, both - busy)])
-    compute, comm, waits, exposed = map(list, zip(*shares, strict=True))
+    """What a measured Timeline says. Shares are of the whole window, as in the totals of
+    :mod:`clustersim.studies.replay`."""
+    measured = np.unique(run.spans()["rank"])
+    window = float(run.row_end.max() - min(run.row_ready.min(), run.row_start.min()))
+    occupied = occupancy(run, measured)
+    compute, comm, waits, exposed = (
+        (occupied[state] / window if window else occupied[state]).tolist() for state in SHARES
+    )
     return RunDigest(
         source=run.source,
         world_size=run.world_size,
         ranks_measured=len(measured),
         steps=sorted({op.step for op in run.ops}),
-        window_s=float(spans["end"].max() - spans["ready"].min()),
+        window_s=window,
         compute_share=compute,
         transfer_share=comm,
         exposed_transfer_share=exposed,
@@ -130,18 +128,6 @@ def of_run(run: Timeline) -> RunDigest:
         skipped={k.removeprefix("skipped: "): int(v) for k, v in run.stats.items() if k.startswith("skipped: ")},
         hints=list(_hints(run, compute, waits, len(measured))),
     )
-
-
-def _union(start: Any, end: Any) -> float:
-    """Seconds covered by intervals that may overlap."""
-    order = np.argsort(start, kind="stable")
-    start = start[order]
-    end = end[order]
-    if not len(start):
-        return 0.0
-    so_far = np.maximum.accumulate(end)
-    before = np.concatenate([[start[0]], so_far[:-1]])
-    return float(np.maximum(end - np.maximum(start, before), 0.0).sum())
 
 
 def _collectives(run: Timeline) -> list[RepeatedCollective]:
