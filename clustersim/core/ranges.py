@@ -121,6 +121,10 @@ def _widened(entry: Table, size: str, of_kind: tuple[str, ...], closeness: str) 
     return replace(usual, p50=usual.p50 * p50, p90=usual.p90 * p90)
 
 
+NORMAL_HALF = 0.6745
+"""Standard deviations that half of a normal law lies within."""
+
+
 def far_of_log(size: str) -> float:
     """|error| that nine in ten published logs are within in a class of sizes, their publisher left out."""
     return float(_of_logs(size)["p90"])
@@ -131,6 +135,12 @@ def log_words(size: str) -> str:
     a class of sizes."""
     far = _of_logs(size)
     return f"Half of published logs are within {far['p50']:.0%}, nine in ten within {far['p90']:.0%}"
+
+
+def spread_of_log(size: str) -> float:
+    """Standard deviation of ln(measured / expected) of a published log's rows in a class of sizes, their publisher
+    left out, by the error that half of logs are within."""
+    return float(_of_logs(size)["p50"]) / NORMAL_HALF
 
 
 def _of_logs(size: str) -> dict[str, float]:

@@ -22,15 +22,23 @@ from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.fitted.trusted import beyond_reason
-from clustersim.collectives.nccl_backend import choice
+from clustersim.collectives.nccl_backend import NcclChoice, choice
 from clustersim.core.arrays import Floats
 from clustersim.core.calibrated import Calibration, Provenance
 from clustersim.core.errors import ClusterSimError, TraceError
+from clustersim.core.ranges import size_class, spread_of_log
 from clustersim.files import traces
 from clustersim.files.traces.samples import Sample, Samples, joined
 
 FEWEST = 5
 """Rows that say anything of a machine: fewer are a point or two, which any constant can be bent through."""
+
+
+BEYOND = 4.0
+"""How far a log's sizes tell of others."""
+
+GRID = tuple(4.0**k for k in range(4, 17))
+"""Bytes of calls that a log may leave out: 256 B to 4 GiB."""
 
 
 def calibrate_logs(
@@ -140,11 +148,39 @@ def fit_log(log_plays: LogPlays) -> LogFit:
     reason = explained(described, log_plays.played)
     classes = described.classes
     if reason is not None and reason.written:
-        fitted = fit(reason.times, classes, described.predict({}))
+        fitted = _fit(reason.times, described.predict({}))
         if not worse_classes(fitted, classes):
             return LogFit(reason.times, reason, fitted)
         reason = altered(reason, written=False)
-    return LogFit(described, reason, fit(described, classes))
+    return LogFit(described, reason, _fit(described))
+
+
+def _fit(times: NcclTimes, before: Floats | None = None) -> FitResult:
+    """The constants that rows tell. What is expected of sizes that a log leaves out is left only for a reason: a
+    floor's constant would else be moved anywhere by the last percents of large messages."""
+    others = tuple(unmeasured(times))
+    expected = NcclTimes((*times.rows, *others))
+    spreads = np.array([spread_of_log(size_class(row.nbytes)) for row in others])
+    return fit(expected, times.classes, before, spreads)
+
+
+def unmeasured(times: NcclTimes) -> tuple[MeasuredCollective, ...]:
+    """Each case's calls of sizes farther than :data:`BEYOND` times from what was measured, which take what is expected
+    of the machine."""
+    sizes_of: dict[tuple[str, str, int], list[float]] = {}
+    choices: dict[tuple[str, str, int], NcclChoice] = {}
+    for row in times.rows:
+        case = row.case, row.choice.request.kind, id(row.choice.group)
+        sizes_of.setdefault(case, []).append(row.nbytes)
+        choices[case] = row.choice
+    rows = []
+    for case, sizes in sizes_of.items():
+        for nbytes in GRID:
+            if not min(sizes) / BEYOND < nbytes < max(sizes) * BEYOND:
+                other = choice(replace(choices[case].request, nbytes=nbytes), choices[case].group)
+                rows.append(MeasuredCollective(math.nan, other, f"{case[0]}, {size_class(nbytes)}"))
+    expected = NcclTimes(tuple(rows)).predict({}).tolist()
+    return tuple(replace(row, seconds=seconds) for row, seconds in zip(rows, expected, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +216,7 @@ def held_out_rows(log_plays: LogPlays) -> HeldOutRows:
         values = log_fit.fitted.values
         if len(times.rows) != len(described.rows):
             times = described
-            values = fit(half, half.classes).values
+            values = _fit(half).values
         before.append(np.abs(described.predict({}) / described.measured - 1.0))
         after.append(np.abs(times.predict(values) / described.measured - 1.0))
         classes += described.classes

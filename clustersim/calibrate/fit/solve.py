@@ -5,6 +5,8 @@ constant has moved, what is minimised is
 
     sum over rows  2 (sqrt(1 + (r / NOISE)^2) - 1) / sqrt(n)   +   sum over constants  z^2
 
+and, over rows that nobody measured but whose time is expected, sum (r / how far expectations are off)^2 / sqrt(n).
+
 The soft L1 loss keeps a warm-up spike or one odd size from pulling a constant far. Rows of a series (one collective,
 one algorithm and protocol, one group) share the model's own error, so a series of n sizes counts as sqrt(n)
 measurements. Intervals come from the Gauss-Newton Hessian at the solution, so they hold the prior, too; where errors
@@ -59,6 +61,9 @@ ALL = "all"
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
 """How far all constants are moved, where a class got worse nevertheless."""
+
+NONE_EXPECTED: Floats = np.empty(0)
+"""Of a model whose rows were all measured."""
 
 FARTHEST = 4.0
 """Bound of a constant, in standard deviations of its prior."""
@@ -154,7 +159,9 @@ class FitResult:
         return {c.knob.name: c.refused for c in self.constants if c.refused}
 
 
-def fit(model: TimeModel, classes: Sequence[str] = (), before: Floats | None = None) -> FitResult:
+def fit(
+    model: TimeModel, classes: Sequence[str] = (), before: Floats | None = None, expected: Floats = NONE_EXPECTED
+) -> FitResult:
     """Fit those constants of a model that its rows can tell; the one told worst is given up first.
 
     classes : (n,) of each row, such as how large it is: in none of them are the rows predicted worse after than before.
@@ -162,8 +169,11 @@ def fit(model: TimeModel, classes: Sequence[str] = (), before: Floats | None = N
     help, all constants are moved a part of the way (:attr:`FitResult.share`), or none is.
     before : (n,) seconds that were predicted before; None: those of the constants' defaults. Defaults can be worse than
     other times, and then so may the result be (:func:`worse_classes`).
+    expected : (m,) of the model's last m rows, which nobody measured: their times are what was expected before, and
+    this is the standard deviation of ln(true / expected). Constants must not leave them without a reason, but they tell
+    none, and are no rows of the result.
     """
-    problem = _FitProblem(model, before)
+    problem = _FitProblem(model, before, expected)
     candidates = [_fit(problem)]
     for _ in range(ROUNDS):
         worse = worse_classes(candidates[-1], classes)
@@ -171,7 +181,7 @@ def fit(model: TimeModel, classes: Sequence[str] = (), before: Floats | None = N
             return candidates[-1]
         problem.count(np.where([row_class in worse for row_class in classes], MORE, 1.0))
         candidates.append(_fit(problem))
-    parts = (_part_of(model, result, share) for result in candidates for share in SHARES)
+    parts = (_part_of(problem, result, share) for result in candidates for share in SHARES)
     return min(
         parts,
         key=lambda r: (
@@ -192,7 +202,7 @@ def worse_classes(result: FitResult, classes: Sequence[str]) -> list[str]:
     return [name for name, (before, after) in medians.items() if after > before]
 
 
-def _part_of(model: TimeModel, result: FitResult, share: float) -> FitResult:
+def _part_of(problem: _FitProblem, result: FitResult, share: float) -> FitResult:
     """The result with every constant moved a share of the way from its default; none is fitted where that is 0."""
     constants = []
     for c in result.constants:
@@ -201,7 +211,7 @@ def _part_of(model: TimeModel, result: FitResult, share: float) -> FitResult:
             refused = "" if share else "a size class would be predicted worse"
             c = FittedConstant(c.knob, value, min(c.low, value), max(c.high, value), refused)
         constants.append(c)
-    after = model.predict({c.knob.name: c.value for c in constants if not c.refused})
+    after = problem.after({c.knob.name: c.value for c in constants if not c.refused})
     return FitResult(result.part, tuple(constants), result.measured, result.before, after, share)
 
 
@@ -227,8 +237,8 @@ def _fit(problem: _FitProblem) -> FitResult:
         k.name: _fitted(k, *estimate) for k, *estimate in zip(free_knobs, solution.z.tolist(), sd.tolist(), strict=True)
     }
     constants = tuple(fitted_constants.get(k.name) or _fitted(k, 0.0, 1.0, refused[k.name]) for k in model.knobs)
-    after = model.predict({name: constant.value for name, constant in fitted_constants.items()})
-    return FitResult(model.part, constants, model.measured, problem.before, after)
+    after = problem.after({name: constant.value for name, constant in fitted_constants.items()})
+    return FitResult(model.part, constants, model.measured[: problem.n_measured], problem.before, after)
 
 
 def _fitted(knob: Knob, z: float, sd: float, refused: str = "") -> FittedConstant:
@@ -256,8 +266,8 @@ class _Solution:
 
     Parameters
     ----------
-    z : (k,) of the constants. jacobian : (n, k) of the rows' residuals, in units of :data:`NOISE`, as the loss weighs
-    them. errors : (n,) ln(predicted / measured).
+    z : (k,) of the constants. jacobian : (n, k) of the measured rows' residuals, in units of :data:`NOISE`, as the loss
+    weighs them. errors : (n,) ln(predicted / measured).
     """
 
     z: Floats
@@ -288,19 +298,25 @@ def weights(series: Sequence[str]) -> Floats:
 class _FitProblem:
     """A model's rows, what each counts, and which of them feel which constant."""
 
-    def __init__(self, model: TimeModel, before: Floats | None = None) -> None:
+    def __init__(self, model: TimeModel, before: Floats | None, expected: Floats) -> None:
         self.model = model
         self.log_measured = np.log(model.measured)
+        self.n_measured = len(self.log_measured) - len(expected)
         self.weight = weights(model.series)
+        self.weight[self.n_measured :] *= (NOISE / expected) ** 2
         self.scale: Floats = NOISE / np.sqrt(self.weight)
         self.defaults = model.predict({})
-        self.before = self.defaults if before is None else before
+        self.before = self.defaults[: self.n_measured] if before is None else before
         self.feels = {k.name: self._feels(k) for k in model.knobs}
 
     def count(self, more: Floats) -> None:
-        """Let rows count so many times more."""
-        self.weight = self.weight * more
+        """Let measured rows count so many times more, and what is expected of others as much as the most of them."""
+        self.weight = self.weight * np.append(more, np.full(len(self.weight) - self.n_measured, more.max()))
         self.scale = NOISE / np.sqrt(self.weight)
+
+    def after(self, values: Mapping[str, float]) -> Floats:
+        """(n,) seconds of the measured rows with these constants."""
+        return self.model.predict(values, np.arange(self.n_measured))
 
     def _feels(self, knob: Knob) -> Ints:
         """Rows whose time a constant changes, somewhere within its bounds."""
@@ -310,6 +326,7 @@ class _FitProblem:
     def unfelt(self, knob: Knob) -> str:
         """Why a constant cannot be fitted even with all others known; empty where it can."""
         rows = self.feels[knob.name]
+        rows = rows[rows < self.n_measured]
         if not len(rows):
             return UNUSED
         # A bandwidth that is not the narrowest at its default may be at its true value: look both ways.
@@ -366,12 +383,14 @@ class _FitProblem:
         done = least_squares(
             residuals, start, jac=jacobian, loss=self._loss, bounds=(-FARTHEST, FARTHEST), xtol=1e-4, ftol=1e-5
         )
-        return _Solution(done.x, done.jac[:n], done.fun[:n] * self.scale)
+        measured = slice(self.n_measured)
+        return _Solution(done.x, done.jac[measured], done.fun[measured] * self.scale[measured])
 
     def _loss(self, squares: Floats) -> Floats:
-        """Soft L1 for rows, plain squares for priors: the value and two derivatives by the squared residual."""
-        n = len(self.scale)
-        weight = self.weight
+        """Soft L1 for measured rows, plain squares for what is expected of others and for priors: the value and two
+        derivatives by the squared residual."""
+        n = self.n_measured
+        weight = self.weight[:n]
         out = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
         root = np.sqrt(1.0 + squares[:n] / weight)
         out[:, :n] = 2.0 * weight * (root - 1.0), 1.0 / root, -0.5 / (weight * root**3)
