@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from clustersim.core.device import device, devices
 from clustersim.core.errors import ScenarioError
 from clustersim.core.holding import Holding, always
-from clustersim.core.memory_use import CONTEXT_BYTES, likelihood
+from clustersim.core.memory_states import likelihood
+from clustersim.core.memory_use import CONTEXT_BYTES
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.core.optimizers import OPTIMIZERS

@@ -10,7 +10,7 @@ import pytest
 from clustersim import scenario
 from clustersim.app.cli.memory import _cells
 from clustersim.scenario.run.held import held
-from clustersim.studies.what_if.memory_table import MemoryRow, host_bytes, table
+from clustersim.studies.what_if.memory_table import MemoryRow, table
 from clustersim.training.strategies import STRATEGIES
 
 NAME = "zero3_llama3_8b_2x8_a100"
@@ -98,8 +98,8 @@ def test_what_leaves_the_gpus_is_in_the_hosts_memory_as_deepspeeds_estimator_cou
     ):
         table = {"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": 3, **offloaded}}
         parts = held(scenario.load(own.path, {"cluster.nodes": 1, "strategy": table}))
-        assert host_bytes(parts) == pytest.approx(each * parts.model.parameters, rel=0.001)
-    assert host_bytes(held(own)) == 0.0
+        assert parts.host.kept_bytes == pytest.approx(each * parts.model.parameters, rel=0.001)
+    assert held(own).host.kept_bytes == 0.0
 
 
 @pytest.mark.parametrize(("device_bytes", "words"), [(70.0, "25%"), (85.0, "75%"), (90.0, "yes"), (50.0, "no")])

@@ -9,17 +9,20 @@ import numpy as np
 
 from clustersim.core import figures
 from clustersim.core.arrays import Floats
+from clustersim.core.host_memory import HostMemory
 from clustersim.core.paths import plain
 from clustersim.core.texts import Plain, Table
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Of the fullest GPU: bytes it has, and is short of; what holds them at the peak; and that in a sentence."""
+    """Of the fullest GPU: bytes it has, and is short of; what holds them at the peak; and that in a sentence. ``host``
+    : the memory of a node's host."""
 
     device_bytes: float = 0.0
     missing_bytes: float = 0.0
     by: dict[str, float] = {}
     message: str = ""
+    host: HostMemory = HostMemory()
 
 
 class MemoryMoments(msgspec.Struct, frozen=True):

@@ -21,6 +21,8 @@ class Holding(msgspec.Struct, frozen=True, eq=False):
     buffers : (2 L + 1,) float [bytes], gradients on their way to a reduction, and buckets.
     fresh : which of the two, ``"gradients"`` or ``"buffers"``, counts a layer's gradients as soon as its backward runs,
         though they come one by one; empty where they are there all the time.
+    away : float, elements whose optimizer states are on the host. away_bytes : float, of parameters, gradients and
+        masters that are there.
     """
 
     parameters: float
@@ -31,6 +33,8 @@ class Holding(msgspec.Struct, frozen=True, eq=False):
     gathered: Floats
     buffers: Floats
     fresh: str = ""
+    away: float = 0.0
+    away_bytes: float = 0.0
 
 
 def moments(names: list[str]) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ import numpy as np
 from clustersim.core import memory_parts
 from clustersim.core.arrays import Floats
 from clustersim.core.device import Device
+from clustersim.core.host_memory import NOTHING, HostMemory, either, worse
 from clustersim.core.memory_parts import part_label
+from clustersim.core.memory_states import DOES_NOT_FIT, FITS, likelihood, verdict_of, worded
 from clustersim.core.units import format_bytes
 
 CONTEXT_BYTES = 0.8 * 2**30
@@ -28,14 +30,6 @@ LIBRARIES_BYTES = (0.3 * 2**30, 2.8 * 2**30, 2.8 * 2**30)
 """What NCCL's communicators and libraries hold beside context and allocator where ranks talk, the least, the middle and
 the most: the buffers of one communicator, assumed, and what bigscience's rows (Megatron-DeepSpeed, several a rank, 8
 GPUs a node) have, twice, since no other source says it."""
-FITS = "fits"
-MAY_RUN_OUT = "may run out"
-UNLIKELY = 0.25
-"""Likelihood of running out below which a step is taken to have room: what is chosen for somebody lies below it where
-anything does, and is named beside a faster one that does not."""
-DOES_NOT_FIT = "does not fit"
-"""What is said of a step and a device, everywhere: the middle of the range of :attr:`MemoryUse.shown` has room; the
-middle has not, and what is needed has; not even that has. How likely it is to run out is :func:`likelihood`."""
 PRESSURE = 0.7
 """Share of a card's memory above which measured steps are 10-20 % slower (allocator retries)."""
 
@@ -82,6 +76,7 @@ class MemoryUse:
     context : of the driver, outside the allocator. communicates : it talks to other ranks, whose libraries take memory.
     flat : of the workspace, what needs a block of its own: no room among the smaller ones that passes have given back.
     where : whose memory it is, where ranks differ: ``"stage 0"``.
+    host_bytes : what it keeps in its node's host memory, beside all of this.
     """
 
     course: MemoryCourse
@@ -89,6 +84,7 @@ class MemoryUse:
     communicates: bool = True
     flat: float = 0.0
     where: str = ""
+    host_bytes: float = 0.0
 
     if not TYPE_CHECKING:  # there a name that is misspelt is to be found
 
@@ -158,59 +154,27 @@ class MemoryUse:
         values = {name: float(column[self.course.peak]) for name, column in self.course.parts.items()}
         return dict(sorted((values | {"context": self.context}).items(), key=lambda item: -item[1]))
 
-    def fits(self, device: Device) -> Verdict:
-        """Whether a device has room."""
-        return Verdict(device.name, device.memory_bytes - self.total, self.total / device.memory_bytes, self)
-
-
-def verdict_of(needed: float, shown: float, room: float) -> str:
-    """One of :data:`FITS`, :data:`MAY_RUN_OUT` and :data:`DOES_NOT_FIT`.
-
-    ``needed`` : the least a step can do with [bytes]. ``shown`` : with what allocator and libraries mostly take
-    besides. ``room`` : of the GPU.
-    """
-    if needed > room:
-        return DOES_NOT_FIT
-    return MAY_RUN_OUT if shown > room else FITS
-
-
-def likelihood(between: tuple[float, float], middle: float, room: float) -> float:
-    """How likely a step takes more than there is room for: half of what is taken lies on either side of the ``middle``,
-    evenly from the least to the most [bytes]."""
-    least, most = between
-    if room >= middle:
-        return 0.5 * max(0.0, most - room) / (most - middle) if most > middle else 0.0
-    return 1.0 - 0.5 * max(0.0, room - least) / (middle - least) if middle > least else 1.0
-
-
-def worded(state: str, between: tuple[float, float], middle: float, room: float) -> str:
-    """One of the three states with how likely the step runs out of memory, where it may.
-
-    >>> worded(FITS, (60.0, 90.0), 70.0, 80.0), worded(FITS, (40.0, 60.0), 50.0, 80.0)
-    ('fits (likelihood of running out 25%)', 'fits')
-    >>> worded(MAY_RUN_OUT, (60.0, 90.0), 80.0, 70.0)
-    'may run out (likelihood of running out 75%)'
-    """
-    share = likelihood(between, middle, room)
-    if state == DOES_NOT_FIT or (state == FITS and not share):
-        return state
-    return f"{state} (likelihood of running out {share:.0%})"
+    def fits(self, device: Device, host: HostMemory | None = None) -> Verdict:
+        """Whether a device has room, and the ``host`` of a node for what its ranks keep there."""
+        spare = device.memory_bytes - self.total
+        return Verdict(device.name, spare, self.total / device.memory_bytes, self, host or NOTHING)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a step fits on a device.
+    """Whether a step fits on a device, and what its ranks keep on the host in a node.
 
     Parameters
     ----------
     device : its name. spare : bytes left; negative is how much is missing. share : of the memory that is used.
-    use : what holds it.
+    use : what holds it. host : the memory of a node's host.
     """
 
     device: str
     spare: float
     share: float
     use: MemoryUse
+    host: HostMemory = NOTHING
 
     @property
     def room(self) -> float:
@@ -218,14 +182,19 @@ class Verdict:
         return self.spare + self.use.total
 
     @property
-    def state(self) -> str:
-        """One of :data:`FITS`, :data:`MAY_RUN_OUT` and :data:`DOES_NOT_FIT`."""
+    def of_device(self) -> str:
+        """The state of the device's memory alone."""
         return verdict_of(self.use.total, self.use.shown, self.room)
 
     @property
+    def state(self) -> str:
+        """One of :data:`FITS`, :data:`MAY_RUN_OUT` and :data:`DOES_NOT_FIT`, of the memory that has less room."""
+        return worse(self.of_device, self.host)
+
+    @property
     def in_words(self) -> str:
-        """The state, and how likely the step runs out of memory where it may."""
-        return worded(self.state, self.use.shown_range, self.use.shown, self.room)
+        """The device's state, and how likely the step runs out of its memory where it may."""
+        return worded(self.of_device, self.use.shown_range, self.use.shown, self.room)
 
     @property
     def ok(self) -> bool:
@@ -240,31 +209,38 @@ class Verdict:
     @property
     def runs_out(self) -> float:
         """How likely a step takes more memory than there is."""
-        return likelihood(self.use.shown_range, self.use.shown, self.room)
+        return either(likelihood(self.use.shown_range, self.use.shown, self.room), self.host)
 
     @property
     def uncertain(self) -> bool:
-        """Whether it may fit, and the most that is expected does not."""
-        return self.possible and self.use.shown_range[1] > self.room
+        """Whether it may fit, and the most that is expected of either memory does not, or a host is unknown."""
+        return self.possible and (self.use.shown_range[1] > self.room or self.host.uncertain)
 
     @property
     def pressed(self) -> bool:
         """Whether it fits, but so tightly that real steps slow down."""
-        return self.possible and self.share > PRESSURE
+        return self.of_device != DOES_NOT_FIT and self.share > PRESSURE
 
     def __str__(self) -> str:
-        """One sentence: the state, by how much, and the three largest holders."""
+        """The state of the device, by how much, and the three largest holders; the host's ahead of it where that is
+        worse, else behind it."""
+        parts_text = (self._device_text(), self.host.in_words)
+        ahead = worse(FITS, self.host) != FITS
+        return "; ".join(part for part in (parts_text[::-1] if ahead else parts_text) if part)
+
+    def _device_text(self) -> str:
+        """One sentence of the device's memory."""
         holders_text = ", ".join(
             f"{part_label(name)} {format_bytes(n)}" for name, n in list(self.use.at_peak().items())[:3]
         )
         place_text = f" ({self.use.where})" if self.use.where else ""
-        if self.state == DOES_NOT_FIT:
+        if self.of_device == DOES_NOT_FIT:
             return (
                 f"does not fit on {self.device}{place_text}: {format_bytes(-self.spare)} too much; held by "
                 f"{holders_text}"
             )
         tight = "; above 70 % full, real steps are slower" if self.pressed else ""
-        if self.uncertain:
+        if self.use.shown_range[1] > self.room:
             most = f"with what allocator and libraries take besides about {format_bytes(self.use.shown)}{tight}"
             return (
                 f"{self.in_words} on {self.device}{place_text}: needs {format_bytes(self.use.total)} of "

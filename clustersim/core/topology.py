@@ -60,6 +60,7 @@ class NodeType:
     net_share : float, share of its NICs' line rate that collectives were measured to reach on this machine; 0 takes
         the transport's usual share.
     cores : int, CPU cores of the node, which the processes on it share; 0 where it is not said: enough for all.
+    host_memory : float [bytes], of the node's CPUs together; None where it is not said.
     sources : text per fact, as the topology file gives it.
     own_gpu : the GPU where a file of the user's describes it; None: the shipped one of that name.
     """
@@ -76,6 +77,7 @@ class NodeType:
     pcie_gen: int = 4
     net_share: float = 0.0
     cores: int = 0
+    host_memory: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     own_gpu: Device | None = None
 

@@ -39,8 +39,9 @@ def came_to(facts: RunFacts, step: float) -> str:
     text += f"{format_time(step)} a step"
     text += f", {facts.samples_per_s:,.1f} samples per second" if facts.samples_per_s else ""
     text += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
-    missing = format_bytes(facts.missing_bytes)
-    return text + (f", if it fitted, but it needs {missing} more memory than a GPU has" if facts.missing_bytes else "")
+    lacking = [(facts.missing_bytes, "a GPU"), (facts.memory.host.missing_bytes, "a node's host")]
+    more = " and ".join(f"{format_bytes(nbytes)} more memory than {who} has" for nbytes, who in lacking if nbytes)
+    return text + (f", if it fitted, but it needs {more}" if more else "")
 
 
 def _lost(causes: Causes, step_losses: Sequence[StepLoss]) -> str:

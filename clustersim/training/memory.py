@@ -100,7 +100,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
         },
         run.gpu,
     )
-    return MemoryUse(course)
+    return MemoryUse(course, host_bytes=_host_bytes(model, run, holding))
 
 
 def _optimizer_bytes(model: Model, run: Training, holding: Holding) -> tuple[float, float]:
@@ -115,6 +115,16 @@ def _optimizer_bytes(model: Model, run: Training, holding: Holding) -> tuple[flo
     if run.optimizer_impl == "foreach" and row.two_states:
         return states, element * holding.updated
     return states, workspace_bytes(model, row.name, element)
+
+
+def _host_bytes(model: Model, run: Training, holding: Holding) -> float:
+    """What a rank keeps on its host: of its states, and of the activations of a micro-batch between its passes."""
+    row = OPTIMIZERS[run.optimizer] if run.optimizer is not None else None
+    states = 0.0
+    if row is not None and holding.away:
+        states = state_bytes(model, row.name, float(holding.state_bytes)) * holding.away / max(1, model.trained)
+    activations = float(kept_by_layer(model, run).sum()) if run.offloaded else 0.0
+    return holding.away_bytes + states + activations
 
 
 def _kept(by_layer: Floats) -> Floats:

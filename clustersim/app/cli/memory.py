@@ -9,13 +9,15 @@ import msgspec
 
 from clustersim.app.cli.common import json_option, label_of, option_option, print_json, set_option, working
 from clustersim.app.cli.tables import number_table, stdout
+from clustersim.core.host_memory import either, worse
 from clustersim.core.memory_parts import part_label, stage_columns, variant_columns
-from clustersim.core.memory_use import DOES_NOT_FIT, likelihood, worded
+from clustersim.core.memory_states import DOES_NOT_FIT, FITS, likelihood, verdict_of, worded
 from clustersim.core.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from clustersim.core.host_memory import HostMemory
     from clustersim.studies.what_if.memory_table import MemoryRow, RefusedStrategy
 
 
@@ -56,17 +58,15 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     else:
         console.print(_by_part(scenario, row))
     stage_text = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
-    verdict_text = worded(row.verdict, row.shown_range_bytes, row.shown_bytes, row.device_bytes)
-    console.say(f"{stage_text}{verdict_text} on {row.device} ({format_bytes(row.device_bytes)})")
+    of_device = verdict_of(row.total_bytes, row.shown_bytes, row.device_bytes)
+    verdict_text = worded(of_device, row.shown_range_bytes, row.shown_bytes, row.device_bytes)
+    texts = [f"{stage_text}{verdict_text} on {row.device} ({format_bytes(row.device_bytes)})", row.host.in_words]
+    ahead = worse(FITS, row.host) != FITS
+    console.say(*filter(None, texts[::-1] if ahead else texts))
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
     shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}")
     console.say(f"nvidia-smi shows about {shown}")
-    if row.host_bytes:
-        console.say(
-            f"the host of a node keeps {format_bytes(row.host_bytes)} of states for its ranks; whether it has so much "
-            "memory no machine's file says: check it"
-        )
     console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
     if row.trained_parameters < row.parameters:
         console.say(f"{row.trained_parameters:,} of {row.parameters:,} parameters are trained")
@@ -127,12 +127,20 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str], *, on_the_host: b
         for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
     )
     saving = f"{row.saving:.1f}x" if row.saving else ""
-    out = likelihood(row.shown_range_bytes, row.shown_bytes, row.device_bytes)
+    out = either(likelihood(row.shown_range_bytes, row.shown_bytes, row.device_bytes), row.host)
     certain = row.verdict == DOES_NOT_FIT or not out
     fits = FITTING[row.verdict] if certain else f"{1 - out:.0%}"
     state_bytes = f"{row.bytes_per_parameter:.0f}"
-    host = [f"{row.host_bytes / 2**30:.0f}" if row.host_bytes else ""] if on_the_host else []
+    host = [_host_cell(row.host)] if on_the_host else []
     return [state_bytes, states, saving, *part_cells, total, *host, fits, str(row.largest_micro_batch or "none")]
+
+
+def _host_cell(host: HostMemory) -> str:
+    """What a node's host is asked for with buffers, of what it has; empty where nothing is on it."""
+    if not host.kept_bytes:
+        return ""
+    room_text = "?" if host.room_bytes is None else f"{host.room_bytes / 2**30:.0f}"
+    return f"{host.likely_bytes / 2**30:.0f} of {room_text}"
 
 
 def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
@@ -143,7 +151,7 @@ def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
     whose = "the fullest GPU" if split else "one GPU"
     parts = {name: part for name, part in variant_columns().items() if any(row.largest[part] for row in memory_rows)}
     heads = ("split" if split else "strategy", "B/param", "states", "saving", *parts, "peak")
-    on_the_host = any(row.host_bytes for row in memory_rows)
+    on_the_host = any(row.host.kept_bytes for row in memory_rows)
     heads = (*heads, *(("host",) if on_the_host else ()), "fits", "most\nsamples")
     labels = [label_of(row.strategy, row.variant, split=split) for row in rows]
     cells = (
@@ -156,6 +164,6 @@ def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
         "- B/param: bytes a parameter of these states, unsplit: rows compare where it is the same\n"
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
         "their way; fits: how likely, where that is not certain; most samples: the largest micro-batch that fits"
-        + ("; host: of states in the memory of a node, without buffers" if on_the_host else "")
+        + ("; host: asked of the memory of a node, buffers included, of what it has (?: no file says)" * on_the_host)
     )
     console.say(*(f"- {label}: {row.reason}" for label, row in zip(labels, rows, strict=True) if row.reason))

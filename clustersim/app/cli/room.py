@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.memory_use import UNLIKELY
+from clustersim.core.memory_states import UNLIKELY
 
 if TYPE_CHECKING:
     from clustersim.core.memory_use import Verdict
@@ -44,8 +44,8 @@ def with_room(texts: Iterable[str], file: Path) -> RoomChoice:
 
 
 def _verdict_of_text(text: str, file: Path) -> Verdict | None:
-    """Whether a GPU has the memory that a scenario of this text, in this file, needs; None where its degrees do not
-    divide the machine."""
+    """Whether GPU and host have the memory that a scenario of this text, in this file, needs; None where its degrees do
+    not divide the machine."""
     from clustersim.scenario import from_table
     from clustersim.scenario.run.held import held
 
@@ -54,4 +54,4 @@ def _verdict_of_text(text: str, file: Path) -> Verdict | None:
         parts = held(scenario)
     except ScenarioError:
         return None
-    return parts.use.fits(parts.card)
+    return parts.verdict

@@ -143,7 +143,7 @@ def _folded(prepared: Prepared) -> ExploredRun:
     config = prepared.scenario.config
     step = folded.step_time_s
     samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.size("dp")
-    fits = prepared.memory.fits(prepared.device)
+    fits = prepared.verdict
     values = {
         "step_time_s": step,
         "samples_per_s": samples / step,

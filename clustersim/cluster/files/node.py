@@ -122,6 +122,10 @@ def traits_of(spec: NodeSpec, origin: str, gpu: Device | None = None, *, extends
     """What a file says of a node's kind, and of its ``gpu`` where the file describes it. Raises :class:`TopologyError`
     where one that ``extends`` none has no GPU, and where the name of it is another's."""
     traits = {f: value for f in ("device", *TRAITS) if (value := getattr(spec, f)) is not None}
+    if (memory := traits.get("host_memory")) is not None:
+        if not memory:
+            raise TopologyError(f"{origin}: $.node.host_memory is 0 B: write what the node has, or leave it out")
+        traits["host_memory"] = float(memory)
     if gpu is not None:
         if traits.setdefault("device", gpu.name) != gpu.name:
             raise TopologyError(f"{origin}: $.node.device is {traits['device']!r}; $.device describes {gpu.name!r}")

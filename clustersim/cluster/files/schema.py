@@ -15,7 +15,7 @@ import msgspec
 from clustersim.cluster.files.fitted import CalibrationSpec
 from clustersim.cluster.files.measured import MeasuredSpec
 from clustersim.core.gpu_file import DeviceSpec
-from clustersim.core.units import Bandwidth, Seconds
+from clustersim.core.units import Bandwidth, Bytes, Seconds
 
 
 class _StrictTopology(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,8 +76,10 @@ class NodeSpec(_StrictTopology, frozen=True):
         apart. net : what the NICs speak. net_share : share of a NIC's line rate that transfers reach.
     nvls : the NVSwitches reduce (NVLink SHARP). p2p : GPUs reach each other over PCIe; by default as their
         drivers let them (not of GeForce since Turing). pcie_gen : of the GPUs.
-    cores : of a node whose ranks are CPU processes. sources : where a trait is from. remove : vertices of the base
-        that are not here; globs. vertices, links : its parts.
+    cores : of a node whose ranks are CPU processes. host_memory : of its CPUs together, such as ``"2 TiB"``, which
+        offloaded states and activations must fit into; whether they do stays unknown without it.
+    sources : where a trait is from. remove : vertices of the base that are not here; globs. vertices, links : its
+        parts.
     """
 
     device: str | None = None
@@ -89,13 +91,14 @@ class NodeSpec(_StrictTopology, frozen=True):
     pcie_gen: int | None = None
     net_share: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     cores: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    host_memory: Bytes | None = None
     sources: dict[str, str] = {}
     remove: list[str] = []
     vertices: list[VerticesSpec] = []
     links: list[LinksSpec] = []
 
 
-TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_share", "cores")
+TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_share", "cores", "host_memory")
 """Fields of ``[node]`` that are :class:`clustersim.core.topology.NodeType`'s of the same name, beside ``device``."""
 
 

@@ -62,12 +62,12 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the model fits in a GPU's memory, by how much, and what holds it."""
-        return self.memory.fits(self.prepared.device)
+        """Whether the model fits in a GPU's memory, and what is offloaded in a host's, and by how much."""
+        return self.prepared.verdict
 
     @property
     def fits(self) -> bool:
-        """Whether the model fits in a GPU's memory, with what allocator and libraries mostly take besides."""
+        """Whether the model fits in memory, with what allocator and libraries mostly take besides."""
         return self.verdict.ok
 
     @cached_property
@@ -228,7 +228,7 @@ class Result:
     def _memory(self) -> Plain:
         """What :meth:`to_dict` says of the fullest rank's memory."""
         return {
-            "device_bytes": self.prepared.device.memory_bytes,
+            "device_bytes": self.prepared.card.memory_bytes,
             "missing_bytes": max(0.0, -self.verdict.spare),
             "shown_bytes": self.memory.shown,
             "shown_range_bytes": list(self.memory.shown_range),
@@ -237,6 +237,7 @@ class Result:
             "peak": self.memory.peak,
             "where": self.memory.where,
             "message": str(self.verdict),
+            "host": self.prepared.host.to_dict(),
         }
 
     def facts(self) -> RunFacts:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from clustersim.core.device import AS_IS, Device, Speed
-from clustersim.core.memory_use import MemoryUse
+from clustersim.core.host_memory import HostMemory
+from clustersim.core.memory_use import MemoryUse, Verdict
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
 from clustersim.core.topology import Topology
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.splitting import splits, with_micro_batches
+from clustersim.scenario.run.hosts import host_memory
 from clustersim.scenario.run.parts import cost_of, memory_of, model_of, placed, smallest_card
 
 if TYPE_CHECKING:
@@ -49,6 +51,20 @@ class ScenarioParts:
     def card(self) -> Device:
         """The GPU of the ranks; the one with least memory where node types are mixed."""
         return smallest_card(self.topology, self.mesh)
+
+    @property
+    def host(self) -> HostMemory:
+        """What the ranks of a node keep on its host, and what that has."""
+        return self.verdict.host
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether GPUs and hosts have room."""
+        return self.verdict_of(self.use)
+
+    def verdict_of(self, use: MemoryUse) -> Verdict:
+        """The same of ranks that hold other bytes, as with micro-batches of another size."""
+        return use.fits(self.card, host_memory(self.topology, self.mesh, use.host_bytes))
 
     def whole(self) -> MemoryUse:
         """What one GPU would hold if nothing were shared and nothing split."""

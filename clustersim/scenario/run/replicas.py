@@ -40,6 +40,7 @@ def check_replicas(scenario: Scenario, parallel: ParallelConfig) -> None:
             f"dp_replicate = {parallel.dp_replicate} with ep = {parallel.ep}: replicas of sharded experts are not "
             "played; use dp_replicate = 1, or ep = 1 (at $.parallel.dp_replicate)"
         )
+    _check_offload(scenario)
     zero = sharding_zero(scenario)
     if parallel.ep > 1 and zero:
         block = zero.zero_optimization
@@ -52,6 +53,21 @@ def check_replicas(scenario: Scenario, parallel: ParallelConfig) -> None:
             why = "offload_optimizer beside experts that are spread is not played; use device 'none'"
         if why:
             raise ScenarioError(f"ep = {parallel.ep}: {why} (at $.parallel.ep)")
+
+
+def _check_offload(scenario: Scenario) -> None:
+    """Raise :class:`ScenarioError` for an offload whose states would stay on the GPUs."""
+    config = scenario.config
+    if isinstance(config, FSDPConfig) and config.cpu_offload:
+        raise ScenarioError(
+            "cpu_offload = true is not played where [parallel] splits the model; leave it out (at "
+            "$.strategy.cpu_offload)"
+        )
+    if isinstance(config, ZeroConfig) and config.offloads_optimizer and config.zero_optimization.stage == 1:
+        raise ScenarioError(
+            "offload_optimizer with stage = 1 is not played where [parallel] splits the model; use stage 2 or 3, or "
+            "device 'none' (at $.strategy.zero_optimization.offload_optimizer)"
+        )
 
 
 def sharding_zero(scenario: Scenario) -> ZeroConfig | None:

@@ -256,14 +256,19 @@ def _verdict(outcome: CampaignOutcome, training: Campaign) -> str:
     )[:2]
     lost = " and ".join(f"{part} ({share:.1%})" for part, share in worst if share > 0.0005)
     productive = outcome.ledger[ledger.PARTS[ledger.PRODUCTIVE]].share
-    lacking = training.job.lacking
     failed = f"{outcome.failures.p50:,.0f} failure{'' if round(outcome.failures.p50) == 1 else 's'}"
-    wanted = f"It does not fit: a GPU lacks {format_bytes(lacking)} of memory. If it had them, " if lacking else ""
     return (
-        f"{wanted}{days.p50:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days.p95:,.1f}): "
+        f"{_lacking(training)}{days.p50:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days.p95:,.1f}): "
         f"{failed}, {productive:.1%} of the time is new steps at full pace"
         + (f"; most of the rest is {lost}." if lost else ".")
     )
+
+
+def _lacking(training: Campaign) -> str:
+    """That it does not fit, and who lacks how much memory; empty where it does."""
+    short = [("a GPU", training.job.lacking), ("a node's host", training.job.host_lacking)]
+    lacks = " and ".join(f"{who} lacks {format_bytes(nbytes)} of memory" for who, nbytes in short if nbytes)
+    return f"It does not fit: {lacks}. If it were there, " if lacks else ""
 
 
 def folder_for(scenario: Scenario, out: str | Path, settings: CampaignOptions) -> Folder:

@@ -33,7 +33,7 @@ class Job:
         of which a failure takes one; fewer than replicas, often one, where states are sharded over them.
     step_s : [s]. parameters : of the model. bytes_per_parameter : that strategy and optimizer keep [bytes].
     tokens_per_step, mfu : None where the model has no tokens, or no peak is known. lacking : bytes that the step needs
-        and a GPU does not have.
+        and a GPU does not have. host_lacking : bytes that its ranks keep on a host, which does not have them.
     slower : name of a ``[[campaign.degraded]]`` -> how many times longer a step is, simulated.
     machines : the mean step on machines that could be had, over ``step_s``; each replica has one of them. swapped : the
         same machines with others in place of the slowest hosts. step_cv : of steps on one and the same machine.
@@ -49,6 +49,7 @@ class Job:
     tokens_per_step: float | None = None
     mfu: float | None = None
     lacking: float = 0.0
+    host_lacking: float = 0.0
     slower: Mapping[str, float] = field(default_factory=dict)
     machines: tuple[float, ...] = (1.0,)
     swapped: tuple[float, ...] = ()

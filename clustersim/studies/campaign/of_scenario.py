@@ -75,6 +75,7 @@ def job_of(scenario: Scenario) -> tuple[Job, HourBill]:
         tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
         mfu=figures["mfu"],
         lacking=max(0.0, -result.verdict.spare),
+        host_lacking=result.verdict.host.missing_bytes,
         slower={
             slowdown.name: _slower(scenario, prepared, slowdown, step)
             for slowdown in table.degraded

@@ -12,6 +12,7 @@ import numpy as np
 from clustersim.collectives import backends
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.memory_states import DOES_NOT_FIT
 from clustersim.core.memory_use import CONTEXT_BYTES
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.model import Model
@@ -20,6 +21,7 @@ from clustersim.core.units import format_bytes, parse_nccl_version
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.splitting import split
+from clustersim.scenario.run.hosts import host_memory
 from clustersim.scenario.run.parts import backend_of
 from clustersim.scenario.run.replicas import activations as activation_dtype
 from clustersim.scenario.run.replicas import check_replicas, replica_config, sharding_zero, state_bytes
@@ -140,7 +142,7 @@ class FormFamily:
                 "held", (key, id(orders)), lambda: activations(parts, orders, self.element, keeps_sent=keeps)
             )
             stage_bytes = np.maximum(always + micro * sample_bytes, ending) + CONTEXT_BYTES
-        reason = self._too_much(place, stage_bytes, always)
+        reason = self._too_much(place, stage_bytes, always) or self._host_too_small(place, mesh, parts, row)
         if reason:
             return RefusedOption("memory", reason)
         return self._bound(_FormRun(place, parts, row, orders, micro, passes), stage_bytes)
@@ -205,6 +207,13 @@ class FormFamily:
             f"free (model states {format_bytes(float(always[worst]))}, activations "
             f"{format_bytes(float(stage_bytes[worst] - always[worst] - CONTEXT_BYTES))})"
         )
+
+    def _host_too_small(self, place: Place, mesh: Mesh, parts: Partition, row: Schedule) -> str:
+        """Why a node's host has no room for what its ranks keep there; empty where it has, or nobody knows."""
+        stage = parts.stages[0]  # whoever has several offloads nothing
+        rank_bytes = state_bytes(self.scenario, self.parallel, mesh, stage, row).host * stage.trained
+        host = host_memory(self.known.machines[place][0], mesh, rank_bytes)
+        return host.in_words if host.state == DOES_NOT_FIT else ""
 
     def _bound(self, form_run: _FormRun, stage_bytes: Floats) -> Bound:
         times, traffic = self._time(form_run)

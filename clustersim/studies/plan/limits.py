@@ -13,6 +13,7 @@ from clustersim.collectives.bounds import lower_bound
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.economics import GpuRates
 from clustersim.core.memory_parts import part_label
+from clustersim.core.memory_states import DOES_NOT_FIT
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Role, Serve, seconds
 from clustersim.core.units import format_bytes
 from clustersim.scenario.run.held import ScenarioParts
@@ -44,9 +45,11 @@ class Bound:
 
 
 def too_much(held_parts: ScenarioParts, margin: float) -> str:
-    """Why it does not fit with ``margin`` of its GPUs' memory left free, without building its Program; empty where it
-    does."""
-    verdict = held_parts.use.fits(held_parts.card)
+    """Why it does not fit with ``margin`` of its GPUs' memory left free, or not in its hosts', without building its
+    Program; empty where it does."""
+    verdict = held_parts.verdict
+    if verdict.host.state == DOES_NOT_FIT:
+        return verdict.host.in_words
     total = verdict.use.total / verdict.share if verdict.share else 0.0
     missing = verdict.use.total - (1.0 - margin) * total
     if missing <= 0:

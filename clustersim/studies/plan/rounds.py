@@ -54,7 +54,7 @@ def _rough(loaded: scenario.Scenario, fidelity: str, inputs: Table) -> SweepFigu
     if verdict is None:
         memory = FullestMemory()
     else:
-        memory = FullestMemory(verdict.room, verdict.use.shown, verdict.use.shown_range)
+        memory = FullestMemory(verdict.room, verdict.use.shown, verdict.use.shown_range, verdict.host)
     return SweepFigures(
         step_time_s=step.step_time_s,
         gpus=step.ranks[1],

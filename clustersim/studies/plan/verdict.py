@@ -10,7 +10,7 @@ from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
-from clustersim.studies.plan.why import fit_of
+from clustersim.studies.plan.why import fit_of_gpu
 
 WORSE_END = " at the worse end of its range"
 """Of what another option is ahead of as predicted: options are taken by what is left where predictions are off."""
@@ -44,17 +44,21 @@ def _risk(option: PlanOption) -> str:
 
 
 def _tight(searched: SearchResult) -> str:
-    """That it fits by what it needs, and not surely with what allocator and libraries take besides."""
+    """That it fits by what it needs, and not surely with what is taken besides, on GPU or host; or that nobody knows
+    what a host has."""
     chosen = searched.front[0]
-    if chosen.result is None or not chosen.runs_out:
+    if chosen.result is None or not (chosen.runs_out or chosen.result.memory.host.uncertain):
         return ""
     memory = chosen.result.memory
+    of_host = f" Its {memory.host.in_words}." if memory.host.uncertain else ""
+    if not chosen.gpu_runs_out:
+        return of_host
     needed = chosen.result.peak_memory_bytes
     nothing_safer = "" if chosen.has_room else "; nothing that was run leaves more room"
     return (
         f" Its fullest GPU needs {format_bytes(needed)}, and with the allocator's and NCCL's own about "
-        f"{format_bytes(memory.shown_bytes)} of {format_bytes(memory.device_bytes)}: it {fit_of(chosen)}; more "
-        f"memory_margin is safer{nothing_safer}."
+        f"{format_bytes(memory.shown_bytes)} of {format_bytes(memory.device_bytes)}: it {fit_of_gpu(chosen)}; more "
+        f"memory_margin is safer{nothing_safer}.{of_host}"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from clustersim.core.memory_use import verdict_of, worded
+from clustersim.core.host_memory import worse
+from clustersim.core.memory_states import FITS, verdict_of, worded
 from clustersim.core.units import format_time
 from clustersim.studies.plan.limits import SLACK
 from clustersim.studies.plan.options import PlanOption, SearchResult, rule
@@ -61,6 +62,14 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
 
 
 def fit_of(option: PlanOption) -> str:
+    """Whether GPU and host have room, and how likely, of the one that has less; empty for what was not run whole or
+    folded."""
+    if option.result is not None and worse(FITS, option.result.memory.host) != FITS:
+        return option.result.memory.host.in_words
+    return fit_of_gpu(option)
+
+
+def fit_of_gpu(option: PlanOption) -> str:
     """Whether its fullest GPU has room, and how likely; empty for what was not run whole or folded."""
     if option.result is None or not option.result.memory.device_bytes:
         return ""

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from clustersim.core import figures as figure_table
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.host_memory import HostMemory
 from clustersim.core.paths import data_path, plain
 from clustersim.core.texts import Table, decoded
 from clustersim.scenario.run.identity import Identity, version
@@ -36,11 +37,13 @@ class HotLink(msgspec.Struct, frozen=True):
 
 
 class FullestMemory(msgspec.Struct, frozen=True):
-    """Of the fullest GPU: its memory, and what nvidia-smi would show of it, with the least and the most [bytes]."""
+    """Of the fullest GPU: its memory, and what nvidia-smi would show of it, with the least and the most [bytes]; and
+    the memory of a node's ``host``."""
 
     device_bytes: float = 0.0
     shown_bytes: float = 0.0
     shown_range_bytes: tuple[float, float] = (0.0, 0.0)
+    host: HostMemory = HostMemory()
 
 
 class StepTrust(msgspec.Struct, frozen=True):

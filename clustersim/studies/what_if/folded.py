@@ -103,7 +103,7 @@ def folded(
         or scenario.file.incident
     )
     if split is None or differ or not split.schedule.synchronous:
-        return FoldedStep(rerun_with(scenario, factors), memory=parts.use.fits(parts.card))
+        return FoldedStep(rerun_with(scenario, factors), memory=parts.verdict)
     return _ScenarioFold(parts, split, gpu, cost, roughly or sketched, sketched).result()
 
 
@@ -136,7 +136,7 @@ class _ScenarioFold:
         if count > long:
             step += (count - long) * (step - times[short]) / (long - short)
         sizes = len(self._played), self.found.mesh.workers
-        memory = self.found.use.fits(self.found.card)
+        memory = self.found.verdict
         counts = tuple(sorted(times)), count
         return FoldedStep(step, sizes, counts, self._known is not None, not self.roughly, memory)
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 
 import msgspec
-import numpy as np
-from msgspec.structs import replace
 
 from clustersim.core.device import Device
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.host_memory import HostMemory
 from clustersim.core.memory_use import MemoryUse
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.file.reading import Changes
 from clustersim.scenario.run.held import ScenarioParts, held
 from clustersim.studies.what_if.comparison import OWN, bytes_a_parameter, forms, scenario_of, told
-from clustersim.training.strategies.base import StrategyConfig
-from clustersim.training.strategies.zero_config import ZeroConfig
 
-OF_OPTIMIZER = ("master_weights", "optimizer_states")
-FP32 = 4.0
 MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
 
@@ -49,7 +43,8 @@ class MemoryRow(msgspec.Struct, frozen=True):
     saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does.
     stage : which holds most, None of a model that is not split. stages : each of them.
-    host_bytes : of states that a node keeps in the host's memory for its ranks.
+    host : what a node keeps in its host's memory for its ranks, and what that has. host_verdict : as ``verdict``, or
+        unknown; empty where nothing is on the host.
     parameters, trained_parameters : of the model, and of these, those that have gradients and states.
     """
 
@@ -76,7 +71,8 @@ class MemoryRow(msgspec.Struct, frozen=True):
     stages: list[FullestGpu]
     parameters: int
     trained_parameters: int
-    host_bytes: float = 0.0
+    host: HostMemory = HostMemory()
+    host_verdict: str = ""
     reason: str = ""
 
 
@@ -140,54 +136,25 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         saving=parts.whole().model_states / use.model_states if use.model_states else None,
         largest_micro_batch=largest_micro_batch(parts),
         stage=None if split is None else split.worst,
-        stages=[] if split is None else [_fullest(stage_use, card) for stage_use in split.memory],
+        stages=[] if split is None else [_fullest(stage_use, card, parts.host) for stage_use in split.memory],
         parameters=parts.model.parameters,
         trained_parameters=parts.model.trained,
-        host_bytes=host_bytes(parts),
-        **msgspec.structs.asdict(_fullest(use, card)),
+        host=parts.host,
+        host_verdict=parts.host.state,
+        **msgspec.structs.asdict(_fullest(use, card, parts.host)),
     )
 
 
-def host_bytes(parts: ScenarioParts) -> float:
-    """States that a node keeps in the host's memory for all its ranks [bytes]; 0 where nothing is offloaded.
-
-    What leaves the GPUs, and of DeepSpeed fp32 gradients beside it: 16 bytes a parameter with Adam, 18 with the
-    parameters, as its estimators count (deepspeed/runtime/zero/stage3.py, ``estimate_zero3_model_states_mem_needs``;
-    they ask 1.5 times that, for buffers).
-    """
-    config = parts.scenario.config
-    if isinstance(config, ZeroConfig):
-        if not config.offloads_optimizer and not config.offloads_parameters:
-            return 0.0
-        block = replace(config.zero_optimization, offload_param=None, offload_optimizer=None)
-        staying: StrategyConfig = replace(config, zero_optimization=block)
-    elif getattr(config, "cpu_offload", False):
-        staying = replace(config, cpu_offload=False)
-    else:
-        return 0.0
-    before = held(dataclasses.replace(parts.scenario, config=staying)).use
-    after = parts.use
-    moved = sum(before.largest(part) - after.largest(part) for part in ("parameters", *OF_OPTIMIZER))
-    workers = parts.mesh.workers
-    if isinstance(config, ZeroConfig):
-        gradients = FP32 * parts.model.trained / workers
-    else:
-        gradients = before.largest("gradients") - after.largest("gradients")
-    ranks = int(np.bincount(parts.topology.vertex_node[parts.mesh.gpus[:workers]]).max())
-    return float(ranks * (moved + gradients))
-
-
-def _fullest(use: MemoryUse, card: Device) -> FullestGpu:
-    verdict = use.fits(card)
+def _fullest(use: MemoryUse, card: Device, host: HostMemory) -> FullestGpu:
+    verdict = use.fits(card, host)
     return FullestGpu(use.peak, use.at_peak(), use.total, verdict.ok, verdict.state)
 
 
 def largest_micro_batch(parts: ScenarioParts) -> int:
-    """The largest ``micro_batch_size`` whose step fits on the card, everything else as written; 0 if none does."""
-    card = parts.card
+    """The largest ``micro_batch_size`` whose step fits, everything else as written; 0 if none does."""
 
     def fits(size: int) -> bool:
-        return parts.resized(size).fits(card).ok
+        return parts.verdict_of(parts.resized(size)).ok
 
     if not fits(1):
         return 0

@@ -30,7 +30,7 @@ class StateBytes:
         pair (dense, expert) of bytes per element on this rank. gathered : borrowed while all units are unsharded.
     buckets : bytes of gradients on their way to a reduction, until the optimizer.
     reduced : gradients that the optimizer finds; None where they are those of the passes.
-    workspace : its flat temporaries.
+    workspace : its flat temporaries. host : of a dense element, in the host's memory; experts are not offloaded.
     """
 
     parameters: tuple[float, float]
@@ -41,6 +41,7 @@ class StateBytes:
     buckets: float = 0.0
     reduced: tuple[float, float] | None = None
     workspace: tuple[float, float] = (0.0, 0.0)
+    host: float = 0.0
 
 
 class MicroBatchStash(msgspec.Struct, frozen=True):
@@ -104,7 +105,8 @@ def _stage(
         "logits": np.array(logits),
         "optimizer_workspace": np.where(updating, workspace, 0.0),
     }
-    return MemoryUse(MemoryCourse.of(names, columns, gpu), flat=float(workspace[-1]))
+    course = MemoryCourse.of(names, columns, gpu)
+    return MemoryUse(course, flat=float(workspace[-1]), host_bytes=states.host * stage.trained)
 
 
 def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tuple[str, float, float]]:

@@ -129,4 +129,5 @@ def zero_states(stage: Stage, ranks: int, experts: int, config: ZeroConfig, stat
         states=(states * away, states * spread),
         gathered=(gathered if borrows else 0.0, 0.0),
         buckets=bucket * (1.0 if third or not block.overlaps else 2.0),
+        host=(config.away_bytes + states * config.offloads_optimizer) * share,
     )

@@ -53,6 +53,8 @@ def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
         gathered=_gathered(laid, config, n),
         buffers=_buffers(laid, config, n),
         fresh="" if config.no_sync and config.gradient_accumulation_steps > 1 else "buffers",
+        away=shard if config.cpu_offload else 0.0,
+        away_bytes=2 * state_bytes * shard + frozen if config.cpu_offload else 0.0,  # parameters and gradients
     )
 
 

@@ -150,6 +150,8 @@ def holding(model: Model, mesh: Mesh, config: ZeroConfig) -> Holding:
         gradients=_gradients(model, ranks, config),
         gathered=_gathered(model, config) if block.stage == 3 else always(0.0, n),
         buffers=_buffers(model, updated, config),
+        away=numel / ranks if config.offloads_optimizer else 0.0,
+        away_bytes=(numel * config.away_bytes + model.frozen_bytes * config.offloads_parameters) / ranks,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from clustersim.core.program import DTYPE_BYTES
 from clustersim.training.strategies import base, sharded
 
 Count = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)] | str
@@ -176,6 +177,15 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         """Whether the optimizer runs on the host."""
         away = self.zero_optimization.offload_optimizer
         return away is not None and away.on
+
+    @property
+    def away_bytes(self) -> float:
+        """Bytes that an element has on the host beside its optimizer states: with the optimizer its gradient, and its
+        master where the parameter is in 16 bits, in fp32 (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py,
+        ``fp32_partitioned_groups_flat``); with parameters the parameter."""
+        size = DTYPE_BYTES[self.param_dtype]
+        states = (4.0 + 4.0 * (size < 4)) * self.offloads_optimizer
+        return states + size * self.offloads_parameters
 
     @property
     def notes(self) -> tuple[str, ...]:

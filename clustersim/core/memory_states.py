@@ -1,0 +1,48 @@
+"""What is said of a memory and what is asked of it: the states, and how likely it runs out."""
+
+from __future__ import annotations
+
+FITS = "fits"
+MAY_RUN_OUT = "may run out"
+UNLIKELY = 0.25
+"""Likelihood of running out below which a step is taken to have room: what is chosen for somebody lies below it where
+anything does, and is named beside a faster one that does not."""
+DOES_NOT_FIT = "does not fit"
+"""What is said of a step and a memory, everywhere: the middle of the range of what is taken has room; the middle has
+not, and what is needed has; not even that has. How likely it is to run out is :func:`likelihood`."""
+UNKNOWN = "unknown"
+"""Of a memory whose size nobody has said."""
+
+
+def verdict_of(needed: float, shown: float, room: float) -> str:
+    """One of :data:`FITS`, :data:`MAY_RUN_OUT` and :data:`DOES_NOT_FIT`.
+
+    ``needed`` : the least a step can do with [bytes]. ``shown`` : with what allocator and libraries mostly take
+    besides. ``room`` : what there is.
+    """
+    if needed > room:
+        return DOES_NOT_FIT
+    return MAY_RUN_OUT if shown > room else FITS
+
+
+def likelihood(between: tuple[float, float], middle: float, room: float) -> float:
+    """How likely a step takes more than there is room for: half of what is taken lies on either side of the ``middle``,
+    evenly from the least to the most [bytes]."""
+    least, most = between
+    if room >= middle:
+        return 0.5 * max(0.0, most - room) / (most - middle) if most > middle else 0.0
+    return 1.0 - 0.5 * max(0.0, room - least) / (middle - least) if middle > least else 1.0
+
+
+def worded(state: str, between: tuple[float, float], middle: float, room: float) -> str:
+    """One of the three states with how likely the step runs out of memory, where it may.
+
+    >>> worded(FITS, (60.0, 90.0), 70.0, 80.0), worded(FITS, (40.0, 60.0), 50.0, 80.0)
+    ('fits (likelihood of running out 25%)', 'fits')
+    >>> worded(MAY_RUN_OUT, (60.0, 90.0), 80.0, 70.0)
+    'may run out (likelihood of running out 75%)'
+    """
+    share = likelihood(between, middle, room)
+    if state == DOES_NOT_FIT or (state == FITS and not share):
+        return state
+    return f"{state} (likelihood of running out {share:.0%})"
