@@ -59,7 +59,8 @@ def toy_model(layers: list[list[int]], seq_len: int = 0, buffers: int = 0, tied:
 def toy_cost(model: Model, forward: float = 1e-3, backward: float = 2e-3, **more: Any) -> StepCost:
     """The same time for every layer [s], and by name what else a :class:`StepCost` has."""
     n = len(model.layers)
-    values: dict[str, Any] = {"optimizer": 5e-4, "grad_copy_bandwidth": 1e12, "per_tensor": 1e-5} | more
+    values: dict[str, Any] = {"optimizer": 5e-4, "grad_copy_bandwidth": 1e12, "per_tensor": 1e-5}
+    values |= {"host_copy_rates": (20e9, 20e9)} | more
     bound = ("compute",) * n
     flops = np.full(n, 8e9)
     return StepCost(np.full(n, forward), np.full(n, backward), bound, bound, flops, 2 * flops, **values)

@@ -363,7 +363,7 @@ def test_optimizers_and_fused_kernels_are_read(words, said):
 
 
 def test_offloaded_activations_are_read():
-    assert read(script(f"{TRAINER} --activation_offloading")).tables["model"]["activation_offloading"] == "20 GB/s"
+    assert read(script(f"{TRAINER} --activation_offloading")).tables["model"]["activation_offloading"] is True
 
 
 def test_packing_says_what_it_leaves_open():

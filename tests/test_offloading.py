@@ -22,7 +22,7 @@ FORWARD, BACKWARD = 1.0, 2.0
 def step(copy: float, passes: int = 1) -> tuple[float, list[Compute]]:
     """Seconds of a step whose layers' copies take so long each way, and its ops."""
     model = toy_model([[10]] * LAYERS)
-    cost = toy_cost(model, FORWARD, BACKWARD, optimizer=0.0, offloaded=np.full(LAYERS, copy), offload_rate=1.0)
+    cost = toy_cost(model, FORWARD, BACKWARD, optimizer=0.0, offloaded=np.full(LAYERS, copy), offload_rates=(1.0, 1.0))
     config = SingleConfig(gradient_accumulation_steps=passes)
     program = build(model, cost, Mesh(np.arange(1), 1), config, 1, 0)
     ops = [op for op in program.roles[0].ops if isinstance(op, Compute)]
@@ -60,12 +60,19 @@ def test_two_layers_activations_are_there_at_once() -> None:
     assert away.cost.offloaded[5] == pytest.approx(block)
 
 
+def test_copies_go_at_the_rate_of_the_machines_own_links_or_at_the_one_that_is_given() -> None:
+    for text, rate in ((True, 0.88 * 31.5e9), ("10 GB/s", 10e9)):
+        away = load("lora_qwen_7b_1x1_a100", {"model.activation_offloading": text}).prepare()
+        assert away.cost.offload_rates == pytest.approx((rate, rate))
+
+
 @pytest.mark.parametrize(
     ("scenario", "changes", "message"),
     [
         ("ps_async_1x8", {}, "is not played with strategy 'parameter_server'"),
         ("tp8_pp4_llama3_70b_32x8_h100", {}, "is not played where [parallel] splits the model"),
         ("single_gpt2_1x1_a100", {"model.activation_offloading": 20}, "20 is a bare number"),
+        ("single_gpt2_1x1_a100", {"model.activation_offloading": False}, "leave it out where nothing is copied"),
     ],
 )
 def test_what_is_not_played_is_refused(scenario: str, changes: dict[str, Any], message: str) -> None:

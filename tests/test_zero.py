@@ -176,13 +176,15 @@ def test_fp16_checks_for_overflow_and_bf16_does_not():
 
 def test_an_offloaded_optimizer_runs_at_the_speed_of_dram_after_its_gradients_came_over():
     knobs = config(2, offload_optimizer={"device": "cpu", "pin_memory": True})
-    played = program(knobs, host_bandwidth=50e9)
+    played = program(knobs, host_bandwidth=50e9, host_copy_rates=(20e9, 40e9))
     role = played.roles[0].ops
     (adam,) = [op for op in role if op.phase == "optimizer" and op.step == 1]
     assert adam.stream == "host"
     assert adam.duration == pytest.approx(6 * N / 8 * 28 * 4 / 100e9)
     (home,) = [op for op in role if op.name == "d2h bucket 0" and op.step == 1]
     assert home.duration == pytest.approx(2 * 6 * N / 8 / 20e9)
+    (back,) = [op for op in role if op.name == "h2d parameters" and op.step == 1]
+    assert back.duration == pytest.approx(2 * 6 * N / 8 / 40e9)
 
 
 # --- stage 3 -----------------------------------------------------------------------------------------------------

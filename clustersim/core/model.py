@@ -330,7 +330,9 @@ class StepCost:
     optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
     matrices : what an optimizer does with whole matrices, once for each; in ``optimizer``, too.
     offloaded : (n_layers,) float [bytes] that a micro-batch keeps on the host between passes; None for nothing.
-    offload_rate : float [bytes/s] of their copies, in each direction.
+    offload_rates : (to the host, back) float [bytes/s] of their copies.
+    host_copy_rates : (to the host, from it) float [bytes/s] of one GPU's copies while all GPUs of its node copy; zeros
+        where nothing of a model's states is on the host.
     host_bandwidth : float [bytes/s] that one CPU socket's memory sustains, for work on parameters kept there.
     host_pace : float, how long the CPU takes for calls, in units of Sapphire Rapids'.
     """
@@ -357,7 +359,8 @@ class StepCost:
     optimizer_traffic: float = 0.0
     matrices: tuple[MatrixUpdates, ...] = ()
     offloaded: Floats | None = None
-    offload_rate: float = 0.0
+    offload_rates: tuple[float, float] = (0.0, 0.0)
+    host_copy_rates: tuple[float, float] = (0.0, 0.0)
     host_bandwidth: float = 100e9
     host_pace: float = 1.0
 

@@ -25,6 +25,20 @@ class Bandwidth(float):
         return cls(parse_bandwidth(value))  # type: ignore[arg-type]
 
 
+class CopyRate(Bandwidth):
+    """Bytes/s of copies, in a file's schema: a rate, or ``true`` (infinity here) for what the machine's links give."""
+
+    what = "true, or rate with unit"
+    example = "true, or a rate with its unit: '20 GB/s'"
+
+    @classmethod
+    def read(cls, value: object) -> CopyRate:
+        """From a file. Raises :class:`UnitError`."""
+        if value is False:
+            raise UnitError("false: leave it out where nothing is copied")
+        return cls(float("inf") if value is True else parse_bandwidth(value))  # type: ignore[arg-type]
+
+
 class Seconds(float):
     """Seconds, in a file's schema: written as ``"500 ns"``; a bare number is an error."""
 

@@ -72,7 +72,8 @@ def _classes(kind: str) -> set[type]:
 
 def _unit_schema(kind: type) -> Table:
     if hasattr(kind, "example"):
-        return {"type": ["string", "object"] if hasattr(kind, "law") else "string", "description": kind.example}
+        other = ["object"] * hasattr(kind, "law") + ["boolean"] * kind.example.startswith("true")
+        return {"type": ["string", *other] if other else "string", "description": kind.example}
     raise NotImplementedError(kind)
 
 

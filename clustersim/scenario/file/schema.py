@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from clustersim.core.texts import Table
-from clustersim.core.units import Bandwidth, Bytes, Seconds
+from clustersim.core.units import Bandwidth, Bytes, CopyRate, Seconds
 from clustersim.core.variation import Variation
 from clustersim.engine.hang import Watchdogs
 from clustersim.model.adapters import Adapter
@@ -126,8 +126,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     loss : ``liger`` (logits and their gradients chunk by chunk of the tokens), ``chunked`` (torchtitan's: an eighth of
         the tokens after another, forward and backward) or ``cut`` (Cut Cross-Entropy: logits in registers, twice),
         where the head never has all logits; else they are written, as ``implementation`` says.
-    activation_offloading : what layers keep for backward goes to the host beside the passes, at this rate of a GPU in
-        each direction, such as ``"20 GB/s"`` (torchtune's and TRL's ``activation_offloading``).
+    activation_offloading : what layers keep for backward goes to the host beside the passes (torchtune's and TRL's
+        ``activation_offloading``): ``true``, at what copies reach of the machine's own links, all GPUs at once; or at
+        this rate of a GPU in each direction, such as ``"20 GB/s"``.
     packing : of which documents a sample is packed.
     adapter : low-rank adapters that are trained in place of the model's own parameters.
     options : anything else about the model's shape, such as ``layers = 2`` or BERT's ``head = "mlm"``.
@@ -145,7 +146,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     frozen: tuple[str, ...] = ()
     adapter: Adapter | None = None
     loss: Literal["liger", "chunked", "cut"] | None = None
-    activation_offloading: Bandwidth | None = None
+    activation_offloading: CopyRate | None = None
     packing: Packing | None = None
     options: Table = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd
+from math import gcd, inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.scenario.file.schema import WHOLE_STEP
 from clustersim.scenario.file.splitting import split, splits
+from clustersim.scenario.run.hosts import CopyRates, copy_rates_of
 from clustersim.scenario.run.misplaced import misplaced
 from clustersim.scenario.run.trained import as_trained, compute_dtype, refuse_split
 from clustersim.training.memory import Training, kept_by_layer, memory, types_of
@@ -196,23 +197,24 @@ def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, s
     """Every kind of device of the mesh, and what a step costs on it, the slowest first."""
     types = [topology.node_types[n] for n in topology.vertex_node[mesh.gpus].tolist()]
     name_of = np.array([kind.device for kind in types])
+    rates = copy_rates_of(scenario, topology, mesh)
     kinds = []
     for name, kind in {kind.device: kind for kind in types}.items():
         with scenario.at("$.cluster.topology"):
             card = _Card(kind.gpu, topology.calibration, cores_of(topology, mesh), speed, *factors_of(scenario))
             gpu = card.device
-        cost = _priced(scenario, topology, model, card)
+        cost = _priced(scenario, topology, model, card, rates)
         kinds.append(DeviceKind(gpu, cost, np.flatnonzero(name_of == name)))
     return sorted(kinds, key=lambda kind: -float(kind.cost.forward.sum() + kind.cost.backward.sum()))
 
 
-def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card) -> StepCost:
+def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card, rates: CopyRates) -> StepCost:
     run = scenario.file.run
     with scenario.at("$.run.optimizer"):
         cost = _step_cost(model, card, scenario.config.micro_batch_size, execution_of(scenario))
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     node = topology.node_types[0]
-    cost = replace(cost, host_bandwidth=host_bandwidth(node), host_pace=pace_of(node))
+    cost = replace(cost, host_bandwidth=host_bandwidth(node), host_pace=pace_of(node), host_copy_rates=rates)
     if card.cores:
         # Gloo's threads run on the cores of their own rank's compute; a server is a process like any other.
         taken = 1.0 / max(1.0, card.cores)
@@ -231,7 +233,8 @@ def _offloading(scenario: Scenario, model: Model, cost: StepCost) -> StepCost:
         if not scenario.strategy.partly:
             raise ScenarioError(f"activation_offloading is not played with strategy {scenario.strategy.name!r}")
         refuse_split(scenario, "activation_offloading")
-        return replace(cost, offloaded=kept_by_layer(model, _training(scenario)), offload_rate=float(rate))
+        rates = cost.host_copy_rates if rate == inf else (float(rate), float(rate))
+        return replace(cost, offloaded=kept_by_layer(model, _training(scenario)), offload_rates=rates)
 
 
 def execution_of(scenario: Scenario) -> Execution:

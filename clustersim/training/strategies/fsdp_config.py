@@ -50,8 +50,8 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     float8_all_gather : weights of blocks' linears are cast on their shards and gathered in 8 bits; the root's are not
         (torchao's ``enable_fsdp_float8_all_gather``).
     cpu_offload : shards, gradients and optimizer live on the host.
-    pcie_bandwidth : then, of one GPU in one direction. dram_bandwidth : then, of a node; two sockets of the costs' host
-        when absent.
+    pcie_bandwidth : then, of one GPU in one direction; what copies reach of the machine's own links, all GPUs at once,
+        when absent. dram_bandwidth : then, of a node; two sockets of the costs' host when absent.
     """
 
     version: Literal[1, 2] = 2
@@ -75,7 +75,7 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     clip_grad_norm: bool = False
     float8_all_gather: bool = False
     cpu_offload: bool = False
-    pcie_bandwidth: str = "20 GB/s"
+    pcie_bandwidth: str | None = None
     dram_bandwidth: str | None = None
 
     def __post_init__(self) -> None:

@@ -172,16 +172,17 @@ def shard_groups(mesh: Mesh, shard: int, field: str) -> Ints:
 class Host(msgspec.Struct, frozen=True):
     """The CPU's side of an offload.
 
-    pcie : [bytes/s] of one GPU in one direction. dram : [bytes/s] of a node's memory. ranks : that share it.
+    to_host, from_host : [bytes/s] of one GPU's copies. dram : [bytes/s] of a node's memory. ranks : that share it.
     """
 
-    pcie: float
+    to_host: float
+    from_host: float
     dram: float
     ranks: int
 
     def copy(self, ops: base.OpList, name: str, nbytes: float, stream: str, after: tuple[int, ...]) -> int:
         """A pinned copy between host and device, beside everything else."""
-        seconds = nbytes / self.pcie
+        seconds = nbytes / (self.to_host if stream == D2H_STREAM else self.from_host)
         mix = Mix(memory=seconds)
         return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
 
@@ -193,7 +194,7 @@ class Host(msgspec.Struct, frozen=True):
         return ops.add(Compute(name, seconds, HOST_STREAM, after, phase, "host", step=ops.step))
 
 
-def check_bandwidths(pcie_bandwidth: str, dram_bandwidth: str | None) -> None:
+def check_bandwidths(pcie_bandwidth: str | None, dram_bandwidth: str | None) -> None:
     """Raise ValueError naming the knob that is no bandwidth."""
     for name, text in (("pcie_bandwidth", pcie_bandwidth), ("dram_bandwidth", dram_bandwidth)):
         try:
@@ -202,10 +203,12 @@ def check_bandwidths(pcie_bandwidth: str, dram_bandwidth: str | None) -> None:
             raise ValueError(f"{name}: {error}") from None
 
 
-def host(mesh: Mesh, cost: StepCost, pcie_bandwidth: str, dram_bandwidth: str | None) -> Host:
-    """A :class:`Host` from bandwidths with units; raises :class:`UnitError`. A node has two sockets."""
+def host(mesh: Mesh, cost: StepCost, pcie_bandwidth: str | None, dram_bandwidth: str | None) -> Host:
+    """A :class:`Host` from bandwidths with units, and what the machine's own links and memory give where they are
+    absent; raises :class:`UnitError`. A node has two sockets."""
     dram = 2.0 * cost.host_bandwidth if dram_bandwidth is None else parse_bandwidth(dram_bandwidth)
-    return Host(parse_bandwidth(pcie_bandwidth), dram, mesh.nproc_per_node)
+    rates = cost.host_copy_rates if pcie_bandwidth is None else (parse_bandwidth(pcie_bandwidth),) * 2
+    return Host(*rates, dram, mesh.nproc_per_node)
 
 
 def clip(ops: base.OpList, cost: StepCost, group: Ints, shard_bytes: float, after: tuple[int, ...]) -> tuple[int, ...]:

@@ -209,7 +209,7 @@ def whole(ops: base.OpList, model: Model, cost: StepCost) -> Lay:
         "B": ("bwd", "backward", cost.backward, cost.backward_flops, cost.backward_bound, cost.backward_mix),
     }
 
-    copies = None if cost.offloaded is None else ActivationCopies(ops, model, cost.offloaded, cost.offload_rate)
+    copies = None if cost.offloaded is None else ActivationCopies(ops, model, cost.offloaded, cost.offload_rates)
 
     def lay(place: Place, action: Action, part: LayerPart) -> Iterable[None]:
         i, waits, ops.waits = place[1], ops.waits, ()
@@ -235,14 +235,15 @@ class ActivationCopies:
     backward of the one behind it (torchtune/training/_activation_offloading.py, ``OffloadActivations`` with streams):
     the layer after the next waits until there is room again, and two are there at once.
 
-    ``kept`` : (layers,) float [bytes]. ``rate`` : [bytes/s]. ``away``, ``kernels`` : of a layer, its copy to the host
+    ``kept`` : (layers,) float [bytes]. ``rates`` : [bytes/s] to the host and back.
+    ``away``, ``kernels`` : of a layer, its copy to the host
     and the last kernel of its backward.
     """
 
     ops: base.OpList
     model: Model
     kept: Floats
-    rate: float
+    rates: tuple[float, float]
     away: dict[int, int] = field(default_factory=dict)
     home: dict[int, int] = field(default_factory=dict)
     kernels: dict[int, int] = field(default_factory=dict)
@@ -268,7 +269,7 @@ class ActivationCopies:
 
     def _copy(self, name: str, i: int, stream: str, after: tuple[int, ...]) -> int:
         nbytes = float(self.kept[i])
-        seconds = nbytes / self.rate
+        seconds = nbytes / self.rates[stream == "h2d"]
         mix = Mix(memory=seconds)
         step = self.ops.step
         return self.ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, step, mix=mix))

@@ -146,13 +146,14 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     version : DeepSpeed's release, such as "0.5.8"; the newest when absent. Before 0.6 stage 3 gathers nothing ahead and
         nothing beside compute.
     param_dtype : of parameters and gradients; 16-bit ones have fp32 masters in the optimizer.
-    pcie_bandwidth : of one GPU in one direction. dram_bandwidth : of a node; two sockets of the costs' host if absent.
+    pcie_bandwidth : of one GPU in one direction; what copies reach of the machine's own links, all GPUs at once, if
+        absent. dram_bandwidth : of a node; two sockets of the costs' host if absent.
     """
 
     zero_optimization: ZeroOptimization = ZeroOptimization(stage=1)
     gradient_clipping: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     version: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+(\.\d+)?$")] | None = None
-    pcie_bandwidth: str = "20 GB/s"
+    pcie_bandwidth: str | None = None
     dram_bandwidth: str | None = None
 
     def __post_init__(self) -> None:
@@ -190,7 +191,8 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     @property
     def notes(self) -> tuple[str, ...]:
         """What is assumed of any stage."""
-        return ("zero: PCIe is a stream of its own at a fixed rate per GPU",) if self.offloads_optimizer else ()
+        text = "zero: copies to and from the host are streams of their own, at one rate whoever copies"
+        return (text,) if self.offloads_optimizer else ()
 
     @property
     def offloads_parameters(self) -> bool:
