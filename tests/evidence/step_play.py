@@ -20,6 +20,7 @@ from clustersim.engine import simulate
 from clustersim.explain import metrics
 from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth
+from clustersim.scenario.run.hosts import host_copy_rates
 from clustersim.training.memory import Training, memory
 from clustersim.training.strategies import STRATEGIES, Strategy, StrategyConfig
 from tests.evidence.step_rows import StepRun
@@ -110,6 +111,8 @@ def _played(run: StepRun, cost: StepCost, passes: int) -> float:
     model = run.model
     config = _of_passes(run, passes)
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
+    if run.kind in SHARDED:
+        cost = replace(cost, host_copy_rates=host_copy_rates(topology, mesh))
     period = strategy.period_of(config)
     steps = metrics.whole_periods(FEWER if run.kind in SHARDED else STEPS, period)
     if strategy.place:  # every layer and worker is a send: fewer of both

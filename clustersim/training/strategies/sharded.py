@@ -181,8 +181,11 @@ class Host(msgspec.Struct, frozen=True):
     ranks: int
 
     def copy(self, ops: base.OpList, name: str, nbytes: float, stream: str, after: tuple[int, ...]) -> int:
-        """A pinned copy between host and device, beside everything else."""
-        seconds = nbytes / (self.to_host if stream == D2H_STREAM else self.from_host)
+        """A pinned copy between host and device, beside everything else. Raises :class:`ProgramError` at no rate."""
+        rate = self.to_host if stream == D2H_STREAM else self.from_host
+        if not rate:
+            raise ProgramError(f"{name}: no rate of copies; give pcie_bandwidth, or the costs' host_copy_rates")
+        seconds = nbytes / rate
         mix = Mix(memory=seconds)
         return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
 
