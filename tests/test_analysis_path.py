@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -12,6 +13,8 @@ from toy import all_reduce
 import clustersim
 from clustersim import engine
 from clustersim.core.errors import TraceError
+from clustersim.core.label import Label
+from clustersim.core.mix import Mix
 from clustersim.core.program import Compute, Recv, Send
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.critical_path import PATH_KINDS, critical_path
@@ -159,11 +162,31 @@ def test_bounds_of_a_run_worked_out_by_hand():
     assert knob(timeline, "latency", factor=4.0) == pytest.approx(0.15)
     assert knob(timeline, "NIC") == pytest.approx(0.3)  # 40 bytes in 2 s instead of 4, and half the latency
     assert knob(timeline, "NVLink") == knob(timeline, "fabric") == 0.0
-    assert knob(timeline, "batch") == pytest.approx(0.5)
+    assert knob(timeline, "batch") == pytest.approx(0.5)  # nothing of it is said to work on samples
 
 
-def test_with_a_known_peak_the_batch_bound_counts_flops():
-    timeline = run(toy.program([Compute("fwd", 1.0, flops=8.0)], ranks=1))
+def test_kernels_that_work_on_samples_take_as_many_times_as_long():
+    ops = [
+        Compute("fwd", 2.0, phase="forward", mix=Mix(peak=1.0, launch=1.0)),  # 3 s
+        Compute("bwd", 2.0, phase="backward", bound="memory", after=(0,)),  # 4 s
+        Compute("step", 2.0, phase="optimizer", after=(1,)),  # 2 s
+        Compute("tiny", 2.0, phase="forward", bound="launch", after=(2,)),  # 2 s
+    ]
+    timeline = run(toy.program(ops, ranks=1))
+    assert knob(timeline, "batch") == pytest.approx(1 - 11 / 2 / 8)
+
+
+def test_transfers_of_activations_grow_with_the_samples_and_those_of_gradients_do_not():
+    for dim, seconds in (("tp", 2.0 + 2 * 4.0), ("dp", 2.0 + 4.0)):
+        reduce = all_reduce("r", 40.0, [0, 1])
+        ops = [msgspec.structs.replace(reduce, label=Label(dim=dim))]
+        timeline = run(toy.program(ops), lambda q, g: toy.plan(q, g.gpus, latency=2.0))
+        assert timeline.makespan == 6.0
+        assert knob(timeline, "batch") == pytest.approx(1 - seconds / 2 / 6)
+
+
+def test_with_a_known_peak_launch_bound_kernels_of_more_samples_take_their_flops():
+    timeline = run(toy.program([Compute("fwd", 1.0, flops=8.0, bound="launch")], ranks=1))
     assert knob(timeline, "batch", peak_flops=10.0) == pytest.approx(1 - 1.6 / 2)
 
 

@@ -74,13 +74,12 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
     path = critical_path(timeline)
     bounds = _bounds(timeline, facts.peak_flops, bounded)
     falls = waterfall(timeline, facts, all_causes.cut)
-    trivial = (bounds["knob"] == "batch") & (bounds["saving"] > 1 - 1 / FACTOR - 1e-9)
     return Explanation(
         verdict=verdict(facts, all_causes),
         shares=_shares(timeline, shares, all_causes.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
         path=_path(path, shares.step_time_s),
-        bounds=bounds["text"][~trivial].tolist(),
+        bounds=bounds["text"].tolist(),
         warnings=warnings(timeline, facts),
         ranks=_ranks(all_causes.cut),
         breakdown=shares,

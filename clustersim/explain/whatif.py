@@ -13,8 +13,14 @@ How short an op could become, with a factor f:
 * ``bucket size`` (any): gradients may travel as soon as the first are made, each transfer at its physical lower bound,
   and nothing is lost to overlap. What workers and a parameter server send each other takes no time; the server takes as
   long as all it does in a step.
-* ``batch``: per sample. A step of f batches takes at least as long as one in every op, and its kernels no less than
-  their FLOPs at peak.
+
+One knob is told by an estimate, for no bound of it says much: a kernel might do f times the samples in the time of one
+until it is at the peak.
+
+* ``batch``: per sample. Kernels of forward and backward take f times as long, except what launching them takes, and so
+  do the bytes that TP, CP, EP and PP send; launch-bound kernels take as long as before, and no less than their FLOPs at
+  peak; everything else takes as long as before. Kernels keep the rates they have: where larger ones reach higher rates,
+  more is saved.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
+from clustersim.explain.dimensions import dimension
 from clustersim.explain.graph import GraphNode, RunGraph, graph, queues
 from clustersim.explain.knobs import KNOB_NAMED, KNOBS, WIDER
 from clustersim.explain.late_start import reduces
@@ -34,10 +41,17 @@ from clustersim.explain.replay import replayed
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 _PAIRS = frozenset({"send", "recv"})
+_KERNELS = frozenset({"compute", "memory"})
 _SAID = ("latency", "nbytes", "ceiling", "lower_bound")
 """What a plan says of a transfer."""
+_ACTIVATIONS = frozenset({"TP", "CP", "EP", "PP"})
+"""Dimensions that send what samples make; the others send parameters and gradients."""
+_OF_SAMPLES = frozenset({"forward", "backward"})
+"""Phases whose kernels work on samples."""
 NOTHING = 0.005
 """Shares of a step below this are called nothing."""
+PRESENT_RATES = "kernels at the rates they have"
+"""What the estimate of ``batch`` assumes."""
 
 
 def whatif(
@@ -51,8 +65,8 @@ def whatif(
 
     factor : how much faster, wider or larger. peak_flops : float [FLOP/s] of one GPU, for ``batch``.
 
-    Returns columns ``knob``, ``factor``, ``saving`` (at most this share of the step; of a sample's time for ``batch``),
-    ``step_time_s`` (no less than this [s]) and ``text``.
+    Returns columns ``knob``, ``factor``, ``saving`` (at most this share of the step; for ``batch`` about this share of
+    a sample's time), ``step_time_s`` (no less than this [s]; for ``batch`` about this) and ``text``.
 
     Raises :class:`TraceError` for a measured timeline.
     """
@@ -91,8 +105,12 @@ def unused(timeline: Timeline) -> set[str]:
 
 
 def _text(knob: str, factor: float, saving: float) -> str:
-    whose = "the time per sample" if knob == "batch" else "the step"
-    saved = "nothing" if saving < NOTHING else f"at most {saving:.1%} of {whose}"
+    if saving < NOTHING:
+        saved = "nothing"
+    elif knob == "batch":
+        saved = f"about {saving:.1%} of the time per sample, {PRESENT_RATES}"
+    else:
+        saved = f"at most {saving:.1%} of the step"
     change = KNOB_NAMED[knob].turned.format(factor=factor)
     return f"{change} would save {saved}"
 
@@ -142,11 +160,21 @@ class _KnobReplay:
         if op in self._served:  # in other pieces, and so perhaps while others still come: _serving has its sum
             return seconds * np.zeros((len(self.knobs), 1))
         column: Floats = seconds / self._faster[info.bound]
-        if "batch" in self.knobs and self.peak:
-            row = self.knobs.index("batch")
-            column[row] = np.maximum(column[row], self.factor * info.flops / self.peak)
+        if "batch" in self.knobs:
+            column[self.knobs.index("batch")] = self._of_more_samples(info, seconds)
         lost = self.run.lost.get(op)
         return column if lost is None else column + lost * self._kept
+
+    def _of_more_samples(self, info: OpInfo, seconds: Floats) -> Floats:
+        """(r,) float [s] of a compute op with ``factor`` times the samples."""
+        if info.bound == "launch":
+            least = self.factor * info.flops / self.peak if self.peak else 0.0
+            return np.maximum(seconds, least)
+        if info.phase not in _OF_SAMPLES or info.bound not in _KERNELS:
+            return seconds
+        usual = 0.0 if info.mix is None else info.mix.seconds
+        launching = info.mix.launch / usual if info.mix is not None and usual > 0 else 0.0
+        return seconds * (launching + (1.0 - launching) * self.factor)
 
     def _shortest(self, node: GraphNode) -> Floats:
         """(k, m) the shortest each meeting of a node could take [s]. Many nodes are alike but for their times."""
@@ -154,19 +182,22 @@ class _KnobReplay:
         op = next((ops[i] for i in node.ops if "latency" in ops[i].detail), None)
         settings = () if op is None else (op.nbytes, *(op.detail.get(name) for name in _SAID))
         loads = tuple(sorted({load for i in node.ops for load in self.rates.loads.get(i, ())}))
-        key = ops[node.ops[0]].kind, op and op.kind, settings, loads
+        first = ops[node.ops[0]]
+        key = first.kind, op and op.kind, dimension(first), settings, loads
         if key not in self._limits:
-            pairs = [self._limit(ops[node.ops[0]].kind, op, loads, knob) for knob in self.knobs]
+            pairs = [self._limit(first, op, loads, knob) for knob in self.knobs]
             share, most = np.array(pairs).T[:, :, None]
             self._limits[key] = share, most
         share, most = self._limits[key]
         shortest: Floats = np.minimum(node.seconds * share, most)
         return shortest
 
-    def _limit(self, kind: str, op: OpInfo | None, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
+    def _limit(self, first: OpInfo, op: OpInfo | None, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
         """What a transfer's time shrinks to at least: a share of it, and no more than so much [s]."""
         factor = self.factor
-        if knob == "bucket size" and kind in _PAIRS:
+        if knob == "batch":
+            return self._grown(first, op, loads), np.inf
+        if knob == "bucket size" and first.kind in _PAIRS:
             return 0.0, np.inf
         if op is None:
             return (1.0 / factor if knob in {*WIDER, "latency"} else 1.0), np.inf
@@ -186,6 +217,18 @@ class _KnobReplay:
         if np.isfinite(rate):
             latency *= before / rate
         return 1.0, latency + (nbytes / rate if np.isfinite(rate) else 0.0)
+
+    def _grown(self, first: OpInfo, op: OpInfo | None, loads: tuple[int, ...]) -> float:
+        """How many times as long a transfer takes with ``factor`` times the samples."""
+        if dimension(first) not in _ACTIVATIONS:
+            return 1.0
+        if op is None:
+            return self.factor
+        latency = float(op.detail["latency"])
+        nbytes = float(op.detail.get("nbytes", op.nbytes))
+        rate = min(*self.rates.of(loads, "batch"), float(op.detail.get("ceiling", np.inf)))
+        sending = nbytes / rate
+        return (latency + self.factor * sending) / (latency + sending) if latency + sending > 0 else 1.0
 
 
 def _served(run: RunGraph) -> set[int]:

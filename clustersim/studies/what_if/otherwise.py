@@ -19,6 +19,8 @@ from clustersim.scenario.run.running import Prepared
 from clustersim.studies.what_if.rerun import rerun_saving, step_time
 from clustersim.studies.what_if.turned import ChoiceOutcome, short, turned
 
+PER_SAMPLE = "of the time per sample"
+"""What the sentence of a knob says whose saving is not of a step."""
 NOTHING = 5e-4
 """Of a run that was really made, what prints as 0.0 %."""
 SMALL = 0.005
@@ -120,27 +122,19 @@ def _run_again(text: str, saved: float) -> str:
     'NIC bandwidth x2 costs 1.2% of the step (run again)'
     """
     knob = text.partition(" would save ")[0]
-    per = "time per sample" if text.endswith("per sample") else "step"
+    per = "time per sample" if PER_SAMPLE in text else "step"
     return f"{knob} {'saves' if saved > 0 else 'costs'} {abs(saved):.1%} of the {per} (run again)"
 
 
 def at_most(explanation: Explanation) -> list[str]:
-    """What each knob would save at most, in one sentence, beside what it saves where it was run again; shares of a step
-    apart from those of a sample's time."""
+    """What each knob would save of a step at most, in one sentence, beside what it saves where it was run again."""
     table = explanation.whatif
     row_of = {text: i for i, text in enumerate(table["text"].tolist())}
     most = sorted(
         ((float(table["saving"][row_of[text]]), text) for text in explanation.bounds), key=lambda row: -row[0]
     )
-    parts = []
-    for whose in ("the step", "the time per sample"):
-        named = [
-            f"{text.partition(' would save ')[0]} {share:.1%}"
-            for share, text in most
-            if text.endswith("per sample") == (whose != "the step")
-        ]
-        parts += [f"of {whose} {', '.join(named)}"] if named else []
-    return [f"would save at most: {'; '.join(parts)}"] if parts else []
+    named = [f"{text.partition(' would save ')[0]} {share:.1%}" for share, text in most if PER_SAMPLE not in text]
+    return [f"would save at most: of the step {', '.join(named)}"] if named else []
 
 
 def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list[str]]:
