@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -11,6 +15,7 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.sweep.axes import AxisTable, axis
 
+ROOT = Path(__file__).parents[1]
 BASE = "ddp_resnet50_1x8_v100"
 
 
@@ -211,3 +216,31 @@ def test_a_fabric_can_be_changed_or_replaced_from_a_scenario():
         up(oversubscribtion=4)
     with pytest.raises(ClusterSimError, match=r"oversubscription.*'4'|\$\.fabric\.oversubscription"):
         up(oversubscription="4")
+
+
+SCRIPT = """
+import clustersim
+
+{guard}    clustersim.sweep({table!r}, {folder!r}, jobs={jobs})
+"""
+
+
+@pytest.mark.parametrize(
+    ("guard", "jobs", "ran"),
+    [("if True:\n", 2, False), ("if True:\n", 1, True), ('if __name__ == "__main__":\n', 2, True)],
+)
+def test_a_script_that_may_start_no_processes_is_told_so_in_one_error(tmp_path, guard, jobs, ran):
+    table = tmp_path / "sweep_batches.toml"
+    table.write_text(
+        'base = "single_gpt2_1x1_a100"\n[[axes]]\nkey = "strategy.micro_batch_size"\nvalues = [1, 2]\n', "utf-8"
+    )
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT.format(guard=guard, table=str(table), folder=str(tmp_path / "rows"), jobs=jobs), "utf-8")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=ROOT)
+    if ran:
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.stderr.count("Traceback") == 1
+    last = done.stderr.splitlines()[-1]
+    assert f"{script}:5: this starts processes" in last
+    assert 'put the call under `if __name__ == "__main__":`, or give jobs=1' in last

@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from clustersim.core.errors import ClusterSimError, TraceError, nearest
+from clustersim.core.main_guard import check_guarded
 from clustersim.core.ranges import PredictionRange
 from clustersim.core.texts import Table, plain_file
 
@@ -150,6 +151,7 @@ def evaluate(rows: Iterable[Table], predict: Predict, workers: int = 1) -> list[
     from functools import partial
     from multiprocessing import get_context
 
+    check_guarded("workers=1")
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         rows = list(rows)
         # Neighbours in a table are alike, and predictions may share work.

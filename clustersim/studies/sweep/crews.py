@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from clustersim.core.errors import ClusterSimError, needs
+from clustersim.core.main_guard import check_guarded
 
 PATIENCE = 120.0
 """Seconds to wait for a scheduler that is gone to come back."""
@@ -228,10 +229,16 @@ def _unknown(keys: list[Any], dask_scheduler: Any = None) -> list[Any]:
 
 
 def crew(executor: Executor | None, jobs: int | None) -> Crew:
-    """The caller's executor; without one ``jobs`` processes (None: as many as cores), or this process for one."""
+    """The caller's executor; without one ``jobs`` processes (None: as many as cores), or this process for one.
+
+    Raises :class:`ClusterSimError` where a script is started that processes cannot import.
+    """
     if executor is not None:
         return executor if isinstance(executor, Crew) else CallerCrew(executor)
     count = cores() if jobs is None else jobs
     if count < 1:
         raise ClusterSimError(f"jobs = {count}: at least 1")
-    return Processes(count) if count > 1 else InProcessCrew()
+    if count == 1:
+        return InProcessCrew()
+    check_guarded("jobs=1")
+    return Processes(count)
