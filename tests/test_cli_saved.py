@@ -52,6 +52,28 @@ def test_export_writes_the_ranks_asked_for(folder, tmp_path, name, capsys):
     assert "ranks 1-2, 5, 7 of 8" in capsys.readouterr().out
 
 
+def test_a_folder_of_a_run_is_diagnosed_by_the_run(folder, capsys):
+    assert command("diagnose", folder) == 0
+    of_folder = capsys.readouterr().out
+    assert command("diagnose", folder / "run.npz") == 0
+    assert capsys.readouterr().out == of_folder
+    assert "- profiles: " in of_folder
+
+
+@pytest.mark.parametrize("name", ["memory", "run", "sensitivity"])
+def test_a_command_of_scenarios_says_which_commands_read_a_run(folder, capsys, name):
+    assert command(name, folder) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {folder}: holds a run that is over, where a scenario is needed")
+    assert f"`clustersim explain {folder}` and `clustersim report {folder}`" in error
+    assert error.count("\n") == 1
+
+
+def test_a_command_of_scenarios_says_which_folders_it_reads(tmp_path, capsys):
+    assert command("memory", tmp_path) == 2
+    assert "a folder without plan.json; name a scenario, or a folder that" in capsys.readouterr().err
+
+
 REFUSED = {
     "no run": (["report", "nowhere"], "no scenario 'nowhere'"),
     "picture": (["plot", "gant", "{}", "p.png"], "did you mean 'gantt'"),

@@ -27,7 +27,7 @@ from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.core.topology import NodeType, Topology
 from clustersim.core.units import format_bytes
 from clustersim.files.slices import replace_file
-from clustersim.files.traces.files import LARGEST
+from clustersim.files.traces.files import LARGEST, SAVED_RUN
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.packing import (
     packed,
@@ -40,7 +40,7 @@ from clustersim.files.traces.packing import (
     zipped,
 )
 
-NAME = "run.npz"
+NAME = SAVED_RUN
 """Of the file in the folder of a run."""
 _BROKEN = (
     ValueError,

@@ -11,12 +11,14 @@ from pathlib import Path
 import msgspec
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.texts import Table, decoded, text_of
+from clustersim.core.texts import Table, decoded, short, text_of
 from clustersim.scenario import Scenario, from_table
 from clustersim.scenario.file.reading import Changes
 
 FILE = "plan.json"
 """The answer, in the folder of a plan."""
+RUN_FILE = "run.npz"
+"""What a run leaves in its folder, which is no scenario."""
 
 
 class _PlanScenario(msgspec.Struct, frozen=True):
@@ -35,6 +37,8 @@ def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple
     Raises :class:`ScenarioError` where there is none.
     """
     file = folder / FILE
+    if not file.is_file():
+        raise ScenarioError(_no_plan(folder))
     front = decoded(text_of(file, ScenarioError), _FrontRows, f"{file}: is damaged", ScenarioError).front
     if not front:
         raise ScenarioError(f"{file}: has no front; did any option fit?")
@@ -42,3 +46,14 @@ def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple
         raise ScenarioError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
     row = front[place - 1]
     return from_table(row.scenario, os.path.normpath(folder / row.path), changes), row.option
+
+
+def _no_plan(folder: Path) -> str:
+    """What to do with a folder that is no plan's."""
+    shown = short(str(folder))
+    if not (folder / RUN_FILE).is_file():
+        return f"{shown}: a folder without {FILE}; name a scenario, or a folder that `clustersim plan --out` wrote"
+    return (
+        f"{shown}: holds a run that is over, where a scenario is needed: name the scenario that was run; "
+        f"`clustersim explain {shown}` and `clustersim report {shown}` say what the run did and what its memory holds"
+    )
