@@ -179,7 +179,8 @@ WRONG = {
         {"tp": 4, "ep": 8, "sequence_parallel": True},
         MIXTRAL,
         16,
-        "ep = 8 does not fit into 16 ranks beside tp = 4; use 4 (at $.parallel.ep)",
+        "ep = 8 does not fit into 16 ranks beside tp = 4; use 4, or set parallel.etp = 1, which leaves each expert "
+        "whole (at $.parallel.ep)",
     ),
     "heads": ({"tp": 3}, LLAMA, 48, "tp = 3 does not divide 32 heads; use 2 or 4 (at $.parallel.tp)"),
     "ffn": (

@@ -67,6 +67,10 @@ def check(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     _optimizer(parallel, world)
 
 
+WHOLE_EXPERTS = ", or set parallel.etp = 1, which leaves each expert whole"
+"""What is right where experts are cut as tensor parallelism cuts the other layers."""
+
+
 def _world(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """``world % (tp cp pp)`` and ``world % (etp ep pp)``; the first degree that does not fit is named."""
     for names in (("tp", "cp", "pp"), ("tp", "ep", "pp") if parallel.etp is None else ("etp", "ep", "pp")):
@@ -77,6 +81,9 @@ def _world(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
             if world % (inside * degree):
                 beside = f" beside {' * '.join(names[: names.index(name)])} = {inside}" if inside > 1 else ""
                 fits = nearest_divisor(world // inside, degree)
+                if "ep" in names and parallel.tp > 1 and parallel.etp is None:
+                    whole = world % (parallel.ep * parallel.pp) == 0
+                    fits += WHOLE_EXPERTS if whole else ""
                 raise refuse(name, f"{name} = {degree} does not fit into {world} ranks{beside}; {fits}")
             inside *= degree
     parallel.dims(world)  # the order, and the replicas
@@ -186,7 +193,7 @@ def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if experts and shape.moe_ffn % cut:
         field = "tp" if parallel.etp is None else "etp"
         near = nearest_divisor(shape.moe_ffn, cut)
-        raise _wrong(parallel, field, f"does not divide {shape.moe_ffn:,} of an expert's width; {near}")
+        raise _wrong(parallel, field, f"does not divide {shape.moe_ffn:,} of an expert's width; {near}{WHOLE_EXPERTS}")
 
 
 def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
