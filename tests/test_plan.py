@@ -597,8 +597,21 @@ def test_what_mfu_is_a_share_of_is_said_where_options_differ_in_it(dtypes, told)
         for dtype in dtypes
     ]
     searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=options)
-    sentences = list(assumptions(SimpleNamespace(machines=(), campaign=None), searched))
+    sentences = list(assumptions(SimpleNamespace(machines=(), campaign=None, run={}), searched))
     assert any("peak of what an option computes in (bf16, fp8)" in sentence for sentence in sentences) == told
+
+
+@pytest.mark.parametrize(("run", "told"), [({}, True), ({"jitter": 0.0}, True), ({"jitter": 0.01}, False)])
+def test_a_plan_whose_options_are_played_without_jitter_says_so_beside_its_ranges(run, told):
+    searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=[])
+    *_, last = assumptions(SimpleNamespace(machines=(), campaign=None, run=run), searched)
+    assert "not counted" in last
+    assert (
+        last.endswith(
+            "; options are played without jitter, every GPU at its usual pace: `jitter` in the plan's [run] plays it"
+        )
+        == told
+    )
 
 
 def test_a_strategy_has_fields_of_parallel_for_itself_alone():

@@ -15,7 +15,7 @@ from clustersim.core import ranges
 from clustersim.core.device import device
 from clustersim.scenario.file.reading import Table, override
 from clustersim.studies.plan.campaigns import goodput
-from clustersim.studies.plan.candidates import base
+from clustersim.studies.plan.candidates import RUN, base
 from clustersim.studies.plan.options import PlanOption, SearchResult, title
 from clustersim.studies.plan.places import best_of_places
 from clustersim.studies.plan.robust import robustness
@@ -194,6 +194,10 @@ def landscape(searched: SearchResult) -> Iterator[Degrees]:
         yield Degrees(*pair, shown if fits else None, sure, pair == own)
 
 
+NO_JITTER = "options are played without jitter, every GPU at its usual pace: `jitter` in the plan's [run] plays it"
+"""Of a plan that says nothing of jitter; a scenario's own default has some."""
+
+
 def assumptions(plan: PlanFile, searched: SearchResult) -> Iterator[str]:
     """What the figures rest on, a sentence each."""
     for machine, rate in zip(plan.machines, searched.rates, strict=True):
@@ -221,4 +225,5 @@ def assumptions(plan: PlanFile, searched: SearchResult) -> Iterator[str]:
             "one such type, tokens/s compares all"
         )
     uncounted = "the input pipeline, failures and checkpoints are" if plan.campaign is None else "the input pipeline is"
-    yield f"{ranges.within()}; {uncounted} not counted"
+    paced = "" if {**RUN, **plan.run}["jitter"] else f"; {NO_JITTER}"
+    yield f"{ranges.within()}; {uncounted} not counted{paced}"
