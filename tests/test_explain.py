@@ -188,6 +188,18 @@ def test_a_long_run_says_where_its_losses_are_told(monkeypatch):
     assert "slow" not in said
 
 
+def test_a_long_run_says_that_it_is_host_bound_where_the_host_costs_most(monkeypatch):
+    from clustersim.scenario import result as results
+
+    monkeypatch.setattr(results, "BLAMED", 10)
+    run = package.load("single_gpt2_1x1_a100", {"strategy.micro_batch_size": 1}).run()
+    share = run.summary["idle_s"] / run.summary["step_time_s"]
+    assert share > 0.03
+    said = f"; it is host-bound: {share:.1%} of the step GPUs wait for the host, the largest loss; `clustersim explain`"
+    assert said in run.in_words
+    assert "host-bound" not in package.load("ddp_resnet50_1x8_v100").run().in_words
+
+
 def test_a_run_of_many_ranks_says_what_it_loses_most_by():
     """512 GPUs take a tenth of a second."""
     assert "of the step goes to" in package.load("fsdp_llama3_8b_64x8_h100").run().in_words

@@ -157,7 +157,18 @@ class Result:
         if int(timeline.per_op()["ranks"].sum()) <= BLAMED:
             return verdict(facts, causes(timeline))
         result_text = came_to(facts, self.summary["step_time_s"])
-        return f"{result_text}; `clustersim explain` says what it loses most by."
+        return f"{result_text}{self._host_bound()}; `clustersim explain` says what it loses most by."
+
+    def _host_bound(self) -> str:
+        """That GPUs wait for the host more than for anything else; empty where they do not, or hardly do."""
+        from clustersim.explain.verdict import SMALL
+
+        step = self.summary["step_time_s"]
+        idle = self.summary["idle_s"]
+        others = ("exposed_transfer_s", "waiting_for_peer_s", "bubble_s")
+        if idle < SMALL * step or idle <= max(self.summary.get(name, 0.0) for name in others):
+            return ""
+        return f"; it is host-bound: {idle / step:.1%} of the step GPUs wait for the host, the largest loss"
 
     def explain(self) -> Explanation:
         """Why it took as long: :func:`clustersim.explain.explain.explain`."""
