@@ -88,7 +88,10 @@ def test_no_knob_saves_more_than_its_bound(name):
         ("single_gpt2_1x1_a100", {}),
         ("zero3_llama3_8b_2x8_a100", {}),
         ("1f1b_gpt2_xl_1x8_a100", {}),  # messages between stages grow with the samples
-        ("ep8_mixtral_8x7b_8x8_h100", {"cluster.nodes": 1}),  # and tokens on their way to experts
+        (
+            "ep8_mixtral_8x7b_8x8_h100",
+            {"cluster.nodes": 1, "parallel.global_batch_size": 16},
+        ),  # and tokens on their way to experts
         ("tp8_pp4_llama3_70b_32x8_h100", {"cluster.nodes": 4}),  # and what tensor parallelism sends
     ],
 )

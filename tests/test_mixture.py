@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+import clustersim
 from clustersim import scenario
 from clustersim.explain.mixture import WORDS, MixtureSeconds, mixture
+from clustersim.explain.waterfall import WORDS as WATERFALL
 
 
 def played(parallel: dict[str, Any], nodes: int = 2) -> MixtureSeconds | None:
@@ -22,6 +24,7 @@ def played(parallel: dict[str, Any], nodes: int = 2) -> MixtureSeconds | None:
     return mixture(scenario.from_table(table, "mixture.toml").run().timeline)
 
 
+ONE_NODE = {"cluster.nodes": 1, "parallel.global_batch_size": 16}
 BALANCED = {"ep": 16, "dispatcher": "alltoall", "routing": {"kind": "balanced"}}
 
 
@@ -65,3 +68,36 @@ def test_a_dense_model_has_no_experts_to_pay_for() -> None:
         "run": {"steps": 1},
     }
     assert mixture(scenario.from_table(table, "dense.toml").run().timeline) is None
+
+
+def test_the_host_of_a_mixture_is_named_as_the_two_lines_of_the_waterfall_that_it_is_the_sum_of():
+    run = clustersim.load("ep8_mixtral_8x7b_8x8_h100", ONE_NODE).run()
+    said = run.explain()
+    lost = said.waterfall[0].lost
+    assert said.mixture.parts["host"] == pytest.approx(lost["host"] + lost["launch"])
+    assert WATERFALL["launch"] == "launch of kernels"
+    assert WORDS["host"] == f"{WATERFALL['host']} and {WATERFALL['launch']}"
+    assert f"{WORDS['host']} {said.mixture.parts['host'] / said.mixture.step:.1%}" in str(said.mixture)
+    assert ", host " not in str(said.mixture).replace(WORDS["host"], "")
+
+
+def test_skewed_routing_is_the_cause_and_no_gpu_is_called_slow():
+    routing = {"kind": "skewed", "skew": 3}
+    run = clustersim.load("ep8_mixtral_8x7b_8x8_h100", {**ONE_NODE, "parallel.routing": routing}).run()
+    said = run.explain()
+    assert said.stalls["cause"][0] == "uneven experts"
+    assert "because routing is skewed: ranks wait for those whose experts get the most tokens" in said.verdict
+    assert said.causes[0].startswith("Routing is skewed: some experts get more tokens than others, and ranks wait for")
+    assert " experts', which takes it " in said.causes[0]
+    everything = " ".join(said.causes + said.warnings)
+    assert "several kinds" not in everything
+    assert " is slow" not in everything
+    assert "slower than the median of its peers, by the tokens that its experts get" in said.warnings[0]
+
+
+def test_a_slow_gpu_of_a_mixture_is_still_called_slow():
+    changes = {**ONE_NODE, "cluster.slow": [{"ranks": [3], "speed": 0.7}]}
+    said = clustersim.load("ep8_mixtral_8x7b_8x8_h100", changes).run().explain()
+    assert (said.stalls["cause"][0], said.stalls["subject"][0]) == ("slow rank", "rank 3")
+    assert "uneven experts" not in said.stalls["cause"].tolist()
+    assert not any("experts get" in text for text in (said.verdict, *said.causes, *said.warnings))

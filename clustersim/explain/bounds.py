@@ -16,7 +16,7 @@ from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.hotspots import hotspots
-from clustersim.explain.pace import pace_ratios
+from clustersim.explain.pace import by_experts, pace_ratios
 from clustersim.explain.pieces import workers
 
 EXACT = 1e-6
@@ -144,7 +144,8 @@ def _slow_ranks(timeline: Timeline) -> list[str]:
     if not len(worst):
         return []
     rank = int(worst[0])
-    text = f"rank {rank} is {ratio[rank] - 1:.0%} slower than the median of its peers"
+    why = ", by the tokens that its experts get" if by_experts(timeline)[rank] else ""
+    text = f"rank {rank} is {ratio[rank] - 1:.0%} slower than the median of its peers{why}"
     text += f"; {len(worst) - 1:,} more ranks are more than {SLOW - 1:.0%} slower" if len(worst) > 1 else ""
     return [text]
 

@@ -55,6 +55,11 @@ CAUSES = (
         sentence_on_cpu="Rank {holder} is slow: its operators take {pace:.2f} times the median of its peers, and "
         "{waiters} for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
     ),
+    CauseWords(
+        "uneven experts",
+        "routing is skewed: ranks wait for those whose experts get the most tokens",
+        sentences.uneven_experts,
+    ),
     CauseWords("jitter", "ranks wait for the slowest", sentences.jitter),
     CauseWords("parameter server", "workers wait for the parameter server", sentences.parameter_server),
     CauseWords(

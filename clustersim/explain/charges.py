@@ -16,6 +16,7 @@ from clustersim.explain.columns import columns_of
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.late_peers import LatePeers, SecondsOf, slow_by_themselves
 from clustersim.explain.late_start import LateStart, reduces
+from clustersim.explain.pace import UNLIKE, by_experts, of_experts
 from clustersim.explain.pieces import PieceRule, Pieces, PieceState, by_structure, is_server, staged, workers
 from clustersim.explain.transfers import TransferFacts, sort_of
 
@@ -93,6 +94,7 @@ class ChargeBook:
         self.cut = cut
         self.facts = facts
         self.slow = slow_by_themselves(timeline, pace)
+        self._by_experts = by_experts(timeline)
         self.charges: dict[tuple[str, str], Charge] = {}
         self._of_transfer: dict[int, Blame] = {}
         self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
@@ -157,7 +159,7 @@ class ChargeBook:
         def holder(op: int, rank: int, begin: float, end: float) -> int:
             end_of_chase = chase.follow(op, rank, begin, end)
             blame = self._of_wait(op, end_of_chase)
-            if blame.cause != "slow rank":
+            if blame.cause not in {"slow rank", "uneven experts"}:
                 return -1
             blames.setdefault(end_of_chase.rank, replace(blame, holder=end_of_chase.rank, holder_op=end_of_chase.op))
             return end_of_chase.rank
@@ -186,7 +188,7 @@ class ChargeBook:
         if self._last_rank in self._servers:
             return Blame("parameter server", "server")
         if self.slow[self._last_rank]:
-            return Blame("slow rank", f"rank {self._last_rank}")
+            return self._of_slow(self._last_rank)
         return Blame("schedule", "stages") if staged(self.timeline) else Blame("jitter", "ranks")
 
     def of_transfer(self, op: int) -> Blame:
@@ -237,8 +239,11 @@ class ChargeBook:
         if chased is None:
             return Blame("jitter", "ranks")
         slow = chased.rank >= 0 and bool(self.slow[chased.rank])
-        if chased.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL) and slow:
-            return Blame("slow rank", f"rank {chased.rank}")
+        if chased.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL):
+            if slow:
+                return self._of_slow(chased.rank)
+            if self._uneven(chased.op, chased.rank):
+                return Blame("uneven experts", "experts")
         if by_structure(self.timeline, self.timeline.ops[op]):
             return Blame("schedule", "stages")
         if chased.why == PieceRule.TRANSFER and chased.op in self.facts:
@@ -248,6 +253,21 @@ class ChargeBook:
         if chased.why == PieceRule.NOTHING and self.timeline.source != "simulated":
             return Blame("late launch", "peers")
         return Blame("jitter", "ranks")
+
+    def _of_slow(self, rank: int) -> Blame:
+        """A slow rank itself, or where it is slow in its experts alone, the routing of tokens to them."""
+        if self._by_experts[rank]:
+            return Blame("uneven experts", "experts")
+        return Blame("slow rank", f"rank {rank}")
+
+    def _uneven(self, op: int, rank: int) -> bool:
+        """Whether an op is a pass of experts that takes a rank longer than the median one."""
+        if not of_experts(self.timeline.ops[op]):
+            return False
+        spans = columns_of(self.timeline).of(op)
+        took = spans.end - spans.start
+        own = took[spans.ranks == rank]
+        return bool(len(own)) and float(own.max()) > (1 + UNLIKE) * float(np.median(took))
 
     def add(self, blame: Blame, lost: LostSeconds) -> None:
         """Charge what each rank of the piece's class lost."""

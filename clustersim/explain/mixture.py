@@ -32,7 +32,7 @@ WORDS: Mapping[str, str] = {
     "dispatch": "dispatch",
     "combine": "combine",
     "imbalance": "imbalance",
-    "host": "host",
+    "host": "host and launch of kernels",
     "data_parallel": "exposed data parallelism",
     "others": "other transfers and waits",
     "bubble": "bubble",

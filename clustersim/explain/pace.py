@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.memo import kept_with_first
-from clustersim.core.op_infos import kinds, of_each
+from clustersim.core.op_infos import OpInfo, kinds, of_each
 from clustersim.core.timeline import Timeline, alike
 from clustersim.explain.columns import columns_of, did
 
@@ -22,14 +22,22 @@ SLOW = 0.03
 """A rank is slow where its kernels take this much longer than its role's median."""
 OUTLIER = 5.0
 """The slowest of a few thousand normal draws is some four standard deviations away; what is further is no accident."""
+UNLIKE = 0.1
+"""Paces further apart than this, or experts' loads, are no chance."""
 FEW = 4
 """Of fewer ranks than this the spread says nothing."""
 
 
 @kept_with_first(maxsize=None)
-def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> Floats:
+def kernel_seconds(
+    timeline: Timeline, begin: float = 0.0, end: float = np.inf, *, without_experts: bool = False
+) -> Floats:
     """(world_size,) float [s]: time of each rank's compute ops that began in a window, queueing left out."""
-    compute = of_each(timeline.ops, lambda op: op.kind == "compute" and op.bound != "host", bool)
+
+    def counts(op: OpInfo) -> bool:
+        return op.kind == "compute" and op.bound != "host" and not (without_experts and of_experts(op))
+
+    compute = of_each(timeline.ops, counts, bool)
     # A little slack: the first op of a step begins at the very end of the step before.
     slack = 1e-9 * max(timeline.makespan, 1e-30)
     low = begin - slack
@@ -78,10 +86,23 @@ def skews(timeline: Timeline) -> Floats:
     return spread
 
 
+def of_experts(op: OpInfo) -> bool:
+    """Whether an op is a pass of routed experts, whose time follows the tokens that they get.
+
+    >>> of_experts(OpInfo("bwd layers.3 experts", "compute", "compute"))
+    True
+    """
+    return op.kind == "compute" and op.name.endswith(" experts")
+
+
 def pace_ratios(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> Floats:
     """(world_size,) float: each rank's kernel time in a window, or the whole run, over the median of its role; 1
     without any."""
-    seconds = kernel_seconds(timeline, begin, end)
+    return _over_median(timeline, kernel_seconds(timeline, begin, end))
+
+
+def _over_median(timeline: Timeline, seconds: Floats) -> Floats:
+    """(world_size,) float: each rank's seconds over the median of its role; 1 where that has none."""
     role = roles(timeline)
     ratio = np.ones(timeline.world_size)
     for r in np.unique(role).tolist():
@@ -90,6 +111,17 @@ def pace_ratios(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> 
         if median > 0:
             ratio[members] = seconds[members] / median
     return ratio
+
+
+def by_experts(timeline: Timeline) -> Bools:
+    """(world_size,) bool: ranks slower than the median of their role in passes of experts, and in other kernels less
+    than half as much: a slow GPU is as slow in all of them."""
+    if not any(map(of_experts, kinds(timeline.ops))):
+        return np.zeros(timeline.world_size, dtype=np.bool_)
+    longer = _over_median(timeline, kernel_seconds(timeline)) - 1
+    elsewhere = _over_median(timeline, kernel_seconds(timeline, without_experts=True)) - 1
+    by_those: Bools = (longer > 0) & (elsewhere < 0.5 * longer)
+    return by_those
 
 
 def slow_ranks(timeline: Timeline, ratio: Floats) -> Bools:

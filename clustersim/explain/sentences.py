@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.columns import columns_of
-from clustersim.explain.pace import skews
+from clustersim.explain.pace import UNLIKE, skews
 from clustersim.explain.step_words import bubble_sentence
 from clustersim.explain.transfers import sort_of
 
@@ -22,8 +22,6 @@ LIMITING = "Communication kernels, not links,"
 ALIKE = 0.97
 """What is said of a limit; and the share of what links let through from which on kernels that sustain less are alike:
 neither made faster alone would help."""
-UNLIKE = 0.1
-"""Paces further apart than this are no accident of single steps."""
 
 
 def op_quoted(causes: Causes, op: int) -> str:
@@ -184,14 +182,35 @@ def late_start(causes: Causes, charge: Charge) -> str:
     )
 
 
+def uneven_experts(causes: Causes, charge: Charge) -> str:
+    """Ranks that wait for those whose experts get more tokens than others."""
+    held = ""
+    if charge.holder_op >= 0:
+        spans = columns_of(causes.timeline).of(charge.holder_op)
+        took = spans.end - spans.start
+        own = took[spans.ranks == charge.holder_rank]
+        held = f" while rank {charge.holder_rank} was still in {op_quoted(causes, charge.holder_op)}"
+        if len(own) and np.median(took) > 0:
+            held += f", which takes it {float(own.max() / np.median(took)):.2f} times as long as the median rank"
+    waiters = "ranks wait" if len(charge.ranks) > 1 else "a rank waits"
+    return (
+        f"Routing is skewed: some experts get more tokens than others, and {waiters} for those that hold them, longest "
+        f"rank {charge.rank} at {op_quoted(causes, charge.op)}, {format_time(charge.worst)}{held}; balanced routing "
+        "(an auxiliary loss, a capacity) would help, faster links would not."
+    )
+
+
 def jitter(causes: Causes, charge: Charge) -> str:
     """Ranks with paces of their own, or that differ from step to step."""
     spread = float(np.ptp(causes.pace))
     longest = f"longest rank {charge.rank} at {op_quoted(causes, charge.op)}, {format_time(charge.worst)}"
     if spread > UNLIKE:
         kinds = "machines with other work" if causes.on_cpu else "GPUs of several kinds"
+        kinds += " or ranks with more work"
+        if any(charge.cause == "uneven experts" for charge in causes.charges):
+            kinds = "ranks whose experts get more tokens"
         return (
-            f"Ranks have paces of their own (means within {spread:.1%}), as {kinds} or ranks with more work have: "
+            f"Ranks have paces of their own (means within {spread:.1%}), as {kinds} have: "
             f"the faster ones wait for the slower, {longest}."
         )
     whom = f" for rank {charge.holder_rank}" if charge.holder_rank >= 0 else ""

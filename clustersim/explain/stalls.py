@@ -9,7 +9,8 @@ An instant of a rank that is not useful compute is charged to
 * ``slow rank``, ``jitter``: it waits for a peer that still computes. A rank whose kernels take longer than its role's
   median over the whole window is slow, unless only longer transfers beside them are the reason; otherwise paces differ
   from step to step. To ``slow rank`` is charged, too, what is exposed of a transfer because it began late for that
-  rank's sake (:mod:`clustersim.explain.late_peers`).
+  rank's sake (:mod:`clustersim.explain.late_peers`). ``uneven experts``: as both, where the rank computes longer in
+  passes of experts, which get more tokens than others.
 * ``parameter server``: it waits for a server, or for its link. ``schedule``: it waits for a peer by the schedule's own
   structure (a pipeline's bubble), or its list is over. ``late launch``: it waits for a peer whose device is idle too.
 * ``host copies``, ``host``: copies to and from the host, its optimizer, its input; ``idle device``: nothing is queued.

@@ -22,7 +22,7 @@ DOING = {
 """What most of a step goes to in which GPUs seldom wait."""
 SMALL = 0.03
 """A run whose costliest cause costs less than this share of the step seldom waits."""
-BESIDE_LOSSES = frozenset({"slow rank", "calls", "host", "host copies", "idle device", "launch"})
+BESIDE_LOSSES = frozenset({"slow rank", "uneven experts", "calls", "host", "host copies", "idle device", "launch"})
 """Causes that no :func:`clustersim.explain.step_words.losses` tells: a slow rank is in many of its losses at once, and
 what the host takes is neither bubble, transfer nor waiting."""
 
