@@ -38,6 +38,16 @@ def test_report_of_a_saved_run_is_the_report_of_the_run_but_for_what_needs_other
     assert (folder / "report.html").is_file()
 
 
+def test_each_table_of_the_critical_path_counts_a_second_once(tmp_path):
+    page = tmp_path / "path.html"
+    assert command("report", "ddp_gpt2_xl_2x8_a100", "-o", page) == 0
+    text = page.read_text().partition('<h2 id="path">')[2].partition("<details>")[0]
+    kinds, links = (re.findall(r">([\d.]+)%</td>", table) for table in text.split("</table>")[:2])
+    assert sum(map(float, kinds)) == pytest.approx(100, abs=0.5)
+    assert 0 < sum(map(float, links)) < 100
+    assert "counted above as well" in text
+
+
 @pytest.mark.parametrize("kind", ["gantt", "topology"])
 def test_plot_draws_a_saved_run(folder, tmp_path, kind, capsys):
     more = ["--zoom", "last", "--rank", "0", "--window", "0..80 ms"] if kind == "gantt" else []
