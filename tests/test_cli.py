@@ -10,8 +10,12 @@ import click
 import pytest
 from conftest import ROOT
 
+from clustersim import scenario
 from clustersim.app.cli import cli
+from clustersim.app.cli.common import ProgressLine
+from clustersim.app.cli.run import FILES, _write
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.core.outputs import Folder
 
 RUN = ("run", "ddp_resnet50_1x8_v100", "--set", "run.steps=3")
 REQUIRED = {
@@ -323,3 +327,27 @@ def test_list_names_every_algorithm_of_collectives(clustersim):
     assert set(rows) == set(ALGORITHMS)
     assert rows["bruck"]["kinds"] == ["all_gather", "all_to_all"]
     assert not rows["nvls"]["steps_can_be_played"]
+
+
+def test_the_line_of_progress_names_what_comes_after_the_last_step_and_counts_steps_that_are_done_again():
+    line = ProgressLine("simulating a run", "summing up a run")
+    assert line.stage == ("simulating a run", 0, 0)
+    line(3, 4)
+    assert line.stage == ("simulating a run", 3, 4)
+    line(4, 4)
+    assert line.stage == ("summing up a run", 0, 0)
+    line(1, 4)
+    assert line.stage == ("simulating a run", 1, 4)
+    without = ProgressLine("comparing")
+    without(4, 4)
+    assert without.stage == ("comparing", 4, 4)
+
+
+def test_what_writes_a_run_names_each_file_that_it_writes(tmp_path):
+    result = scenario.load("why_launch_bound").run()
+    stages = []
+    folder = Folder(tmp_path / "out", "run", "a run", FILES, ())
+    _write(result, b"{}", folder, None, stages.append)
+    assert [text.partition(" ")[0] for text in stages] == ["writing", "writing", "drawing", "drawing"]
+    assert [text.rpartition("/")[2] for text in stages] == ["run.npz", "trace.json.gz", "gantt.png", "waterfall.png"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= set(FILES)

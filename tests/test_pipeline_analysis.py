@@ -126,3 +126,17 @@ def test_the_straggler_of_the_published_trace_is_its_last_stage(shared: Path):
     assert (stage, forward, backward) == (3, pytest.approx(2.08, abs=0.02), pytest.approx(1.42, abs=0.02))
     assert all(row.imbalance > 0.2 * row.window for row in rows[:3])
     assert rows[3].imbalance < 0.01 * rows[3].window
+
+
+def test_what_each_op_is_of_is_asked_once_of_a_run_however_often_its_actions_are_looked_up(monkeypatch):
+    run = simulated([1.0] * 2, [2.0] * 2, 4, order=one_f_one_b)
+    asked = []
+    ask = pipeline.of_each
+    monkeypatch.setattr(pipeline, "of_each", lambda *facts: (asked.append(facts[1]), ask(*facts))[1])
+    first = pipeline.actions(run), pipeline.stages(run), pipeline.windows(run)
+    once = len(asked)
+    again = pipeline.actions(run), pipeline.stages(run), pipeline.windows(run)
+    assert len(asked) == once == 3
+    assert first[0] == again[0]
+    assert first[2] == again[2]
+    assert [ranks.tolist() for ranks in first[1]] == [ranks.tolist() for ranks in again[1]]

@@ -13,7 +13,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from player import play, toy_cost, toy_model
 
-from clustersim.app.plots import gantt, palette, representatives
+from clustersim.app.plots import drawing, gantt, palette, representatives
 from clustersim.app.plots.intervals import joined as _joined
 from clustersim.app.plots.intervals import minus as _minus
 from clustersim.core.errors import ProgramError
@@ -131,3 +131,22 @@ def test_subtracting_intervals_equals_counting_every_instant(some, others):
 def test_intervals_that_touch_are_joined():
     starts, ends = _joined(np.array([5.0, 0.0, 2.0]), np.array([6.0, 2.0, 3.0]), 0.1)
     assert (starts.tolist(), ends.tolist()) == ([0, 5], [3, 6])
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_a_picture_is_walked_once_when_it_is_saved_and_is_what_two_walks_make_of_it(kind, tmp_path, monkeypatch):
+    run = timeline()
+    walked = []
+    walk = PolyCollection.draw
+    monkeypatch.setattr(PolyCollection, "draw", lambda marks, renderer: (walked.append(marks), walk(marks, renderer)))
+    saved = {}
+    counts = {}
+    for way in ("once", "twice"):
+        if way == "twice":
+            monkeypatch.setattr(drawing, "_draws", lambda renderer: True)
+        walked.clear()
+        drawing.save(gantt(run), tmp_path / f"{way}.{kind}")
+        saved[way] = (tmp_path / f"{way}.{kind}").read_bytes()
+        counts[way] = len(walked)
+    assert saved["once"] == saved["twice"]
+    assert counts["twice"] == 2 * counts["once"] > 0

@@ -131,13 +131,16 @@ class OpColumns:
         order, ends, since, ready = self._by_end
         near = order[int(np.searchsorted(ends, begin)) : int(np.searchsorted(since, end, side="right"))]
         lowest, highest = self._whose
+        place_in = _PlaceOfRank(rank)
         rows = []
         for op in np.sort(near[(ready[near] <= end) & (lowest[near] <= rank) & (rank <= highest[near])]).tolist():
             spans = self.of(op)
-            first = int(np.searchsorted(spans.ranks, rank))
-            while first < len(spans.ranks) and spans.ranks[first] == rank:
-                if spans.end[first] >= begin and spans.ready[first] <= end:
-                    rows.append((op, first, spans.ready[first], spans.start[first], spans.end[first]))
+            first = place_in(spans.ranks)
+            while first < len(spans.ranks) and spans.ranks.item(first) == rank:
+                until = spans.end.item(first)
+                since_ready = spans.ready.item(first)
+                if until >= begin and since_ready <= end:
+                    rows.append((op, first, since_ready, spans.start.item(first), until))
                 first += 1
         table = np.array(rows, dtype=np.float64).reshape(-1, 5).T
         return RankSpans(table[0].astype(np.int64), table[1].astype(np.int64), table[2], table[3], table[4])
@@ -149,9 +152,25 @@ class OpColumns:
         if len(self._tables) > MOST_TABLES:
             del self._tables[next(iter(self._tables))]
         near = table.near(begin, end)
+        place_in = _PlaceOfRank(rank)
         for k in near[table.at[near] < 0].tolist():
-            table.at[k] = np.searchsorted(self.of(table.op.item(k)).ranks, rank) + table.turn[k]
+            table.at[k] = place_in(self.of(table.op.item(k)).ranks) + table.turn.item(k)
         return RankSpans(table.op[near], table.at[near], table.ready[near], table.start[near], table.end[near])
+
+
+class _PlaceOfRank:
+    """The place of one rank in arrays of ascending ranks, searched once in each: ops share theirs."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        # With the array, which is told by its identity as long as it is held.
+        self._known: dict[int, tuple[Ints, int]] = {}
+
+    def __call__(self, ranks: Ints) -> int:
+        known = self._known.get(id(ranks))
+        if known is None:
+            known = self._known[id(ranks)] = ranks, int(ranks.searchsorted(self._rank))
+        return known[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from clustersim.core.arrays import Columns, Floats, Ints
 from clustersim.core.errors import ProgramError
+from clustersim.core.memo import kept_with_first
 from clustersim.core.model import Model
 from clustersim.core.op_infos import of_each
 from clustersim.core.program import PHASES
@@ -144,6 +145,7 @@ def whole_periods(steps: int, period: int) -> int:
     return WARMUP + periods * period
 
 
+@kept_with_first(maxsize=None)
 def steady_window(timeline: Timeline) -> SteadyWindow:
     """The window that all figures are taken from: without the first :data:`WARMUP` steps, or in a run of no more,
     without all but the last; of a measured run without those of :func:`warm_up`.

@@ -30,6 +30,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
+from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import OpInfo, kinds, microbatches, of_each
 from clustersim.core.timeline import Timeline, alike
 from clustersim.core.units import format_time
@@ -73,6 +74,7 @@ class StageTime:
         return self.busy + self.idle
 
 
+@kept_with_first(maxsize=None)
 def stages(timeline: Timeline) -> tuple[Ints, ...]:
     """Ranks of each stage, ascending; empty where no op has a stage. The k-th of each are a replica of the model.
 
@@ -109,6 +111,7 @@ def has_pipeline(timeline: Timeline) -> bool:
     return len(stages) > 1
 
 
+@kept_with_first(maxsize=None)
 def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
     """(begin, end) [s] of each step: from the end of the one before, or its own beginning where that is earlier."""
     times = timeline.per_op()
@@ -161,6 +164,7 @@ def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int,
     return {step: sorted(timed[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(timed)}
 
 
+@kept_with_first(maxsize=None)
 def _named(timeline: Timeline) -> tuple[list[_Name], Ints]:
     """What actions there are, and which of them each op is a kernel of; -1 for none."""
     numbers: dict[tuple[int, int, str, int], int] = {}

@@ -68,10 +68,14 @@ def label_of(strategy: str, variant: str, *, split: bool = False) -> str:
 
 
 class ProgressLine:
-    """How far some work is; :meth:`show` tells stderr, from a thread of its own, once it takes long."""
+    """How far some work is; :meth:`show` tells stderr, from a thread of its own, once it takes long.
 
-    def __init__(self, title: str) -> None:
+    ``then`` : what is done once all steps are, which takes a while, too: all of them done is not the end.
+    """
+
+    def __init__(self, title: str, then: str = "") -> None:
         self.what = title
+        self._then = then
         self.done = 0
         self.total = 0
         self.over = threading.Event()
@@ -84,6 +88,13 @@ class ProgressLine:
         """Called by the work: ``done`` of ``total`` steps."""
         self.done = done
         self.total = total
+
+    @property
+    def stage(self) -> tuple[str, int, int]:
+        """What runs now, and how many of how many steps of it are done; of 0 where nobody counts them."""
+        if self._then and self.total and self.done >= self.total:
+            return self._then, 0, 0
+        return self.what, self.done, self.total
 
     def show(self) -> None:
         """Wait :data:`QUIET_SECONDS`, then say on a terminal what is going on, how far it is and how long it may take;
@@ -109,22 +120,25 @@ class ProgressLine:
         with progress.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(self.what, total=None)
             while not self.over.wait(0.1):
-                bar.update(task, description=self.what, completed=self.done, total=self.total or None)
+                what, done, total = self.stage
+                bar.update(task, description=what, completed=done, total=total or None)
 
     def _tell(self) -> None:
         """A line every :data:`TOLD_SECONDS` until the work is over: what it does, how far it is, since when."""
         began = time.monotonic() - QUIET_SECONDS
         pause = TOLD_SECONDS - QUIET_SECONDS
         while not self.over.wait(pause):
-            done_text = f"{self.done / self.total:.0%}, " if self.total else ""
-            click.echo(f"{self.what}: {done_text}{time.monotonic() - began:.0f} s so far", err=True)
+            what, done, total = self.stage
+            done_text = f"{done / total:.0%}, " if total else ""
+            click.echo(f"{what}: {done_text}{time.monotonic() - began:.0f} s so far", err=True)
             pause = TOLD_SECONDS
 
 
 @contextmanager
-def working(title: str) -> Iterator[ProgressLine]:
-    """Say on stderr what takes long, once it has. The block may tell how far it is through what this yields."""
-    progress = ProgressLine(title)
+def working(title: str, then: str = "") -> Iterator[ProgressLine]:
+    """Say on stderr what takes long, once it has. The block may tell how far it is through what this yields; ``then`` :
+    what it does after the last step."""
+    progress = ProgressLine(title, then)
     thread = threading.Thread(target=progress.show, daemon=True)
     thread.start()
     try:

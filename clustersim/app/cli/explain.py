@@ -96,7 +96,7 @@ def load(
             raise TraceError(f"{run}: --set changes a scenario, and this is a run that is over")
         return _over(path, *map(Path, more), fmt=fmt)
     loaded, _ = named_scenario(run, parse_overrides(changes), place)
-    with working(f"simulating {loaded.name}") as progress:
+    with working(f"simulating {loaded.name}", f"summing up {loaded.name}") as progress:
         result = loaded.run(progress)
     return LoadedRun(result.saved, result.scenario.title, result.prepared)
 

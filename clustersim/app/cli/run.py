@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,14 +78,14 @@ def run(
         _say_hang(loaded, as_json, out, page)
         return
     folder = None if out is None else _folder(loaded, out)
-    with working(f"simulating {loaded.name}") as progress:
+    with working(f"simulating {loaded.name}", f"summing up {loaded.name}") as progress:
         result = loaded.run(progress)
         document = {"verdict": result.in_words, **result.to_dict()}
     traced: tuple[int, ...] = ()
     if folder is not None:
-        with working(f"writing {out}"):
+        with working(f"writing {out}") as progress:
             chosen = range(result.timeline.world_size) if wanted == ALL else ranks
-            traced = _write(result, json_text(document), folder, chosen)
+            traced = _write(result, json_text(document), folder, chosen, progress.name)
     if page is not None:
         with working(f"writing {page}"):
             result.report(page)
@@ -121,20 +121,26 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
     return folder
 
 
-def _write(result: Result, document: bytes, folder: Folder, ranks: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the ranks whose spans are in the trace: these, or for None those worth a look."""
+def _write(
+    result: Result, document: bytes, folder: Folder, ranks: Sequence[int] | None, doing: Callable[[str], None]
+) -> tuple[int, ...]:
+    """Returns the ranks whose spans are in the trace: these, or for None those worth a look. ``doing`` : told which
+    file is being written."""
     from clustersim.files import chrome_trace
     from clustersim.files.slices import worth_a_trace
 
-    chosen = worth_a_trace(result.timeline) if ranks is None else ranks
     with folder.files() as path_of:
+        doing(f"writing {folder.path / 'run.npz'}")
         result.save(path_of("run.npz"))
         path_of("result.json").write_bytes(document)
+        doing(f"writing {folder.path / 'trace.json.gz'}")
+        chosen = worth_a_trace(result.timeline) if ranks is None else ranks
         written = chrome_trace.write_chrome_trace(
             result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory
         )
-        result.draw("gantt", path_of("gantt.png"))
-        result.draw("waterfall", path_of("waterfall.png"))
+        for kind in ("gantt", "waterfall"):
+            doing(f"drawing {folder.path / kind}.png")
+            result.draw(kind, path_of(f"{kind}.png"))
     return written
 
 

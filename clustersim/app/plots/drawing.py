@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from html import escape
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from clustersim.app.plots.style import INK, QUIET
@@ -76,12 +77,25 @@ def _shown_by_notebooks() -> type[Figure]:
             with rc_context({"text.parse_math": False}):  # for labels of ticks, which are made while it is drawn
                 for text in self.findobj(Text):
                     text.set_parse_math(False)
-                super().draw(renderer)
+                engine = self.get_layout_engine()
+                if engine is None or _draws(renderer):
+                    super().draw(renderer)
+                elif self.axes:
+                    engine.execute(self)
 
         def _repr_html_(self) -> str:
             return html(self)
 
     return Picture
+
+
+def _draws(renderer: Any) -> bool:
+    """Whether anything comes of what is drawn with it.
+
+    Before matplotlib saves a figure it draws it for the layout alone, with functions that do nothing in the place of
+    the renderer's methods: the layout needs no walk over the marks.
+    """
+    return isinstance(renderer.draw_path, MethodType)
 
 
 def html(figure: Figure) -> str:
