@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from html import escape
@@ -81,7 +81,8 @@ def _shown_by_notebooks() -> type[Figure]:
                 if engine is None or _draws(renderer):
                     super().draw(renderer)
                 elif self.axes:
-                    engine.execute(self)
+                    with suppress(ValueError):  # as matplotlib does
+                        engine.execute(self)
 
         def _repr_html_(self) -> str:
             return html(self)
