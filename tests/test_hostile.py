@@ -53,6 +53,28 @@ def trace(world):
     return json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": [kernel]})
 
 
+# ---- what is no table, and long words ----------------------------------------------------------------------------------
+
+
+def test_times_of_a_report_that_are_no_table_are_left_out(tmp_path):
+    row = {"size": 8, "count": 2, "type": "float", "redop": "sum", "root": "-1"}
+    report = {"version": 2, "args": ["./all_reduce_perf"], "nccl_version": 22809, "config": {"nthreads": 1, "ngpus": 2}}
+    right = {"time": 20.0, "alg_bw": 1.0, "bus_bw": 1.0}
+    rows = [row | {"out_of_place": -9.5, "in_place": right}, row | {"out_of_place": [1], "in_place": "x"}]
+    (tmp_path / "r.json").write_text(json.dumps(report | {"results": rows}))
+    found = traces.read([tmp_path / "r.json"])
+    assert [(sample.nbytes, sample.seconds) for sample in found.rows] == [(8, pytest.approx(20e-6))]
+
+
+def test_a_word_of_a_log_that_is_very_long_is_read_at_once(tmp_path):
+    head = "# nThread 1 nGpus 8 minBytes 8 maxBytes 1024\n# size count type redop root time algbw busbw #wrong\n"
+    row = "8 2 float sum -1 20.51 0.00 0.00 "
+    (tmp_path / "log.txt").write_text(f"{head}{row}0\n{row}{'9' * 20_000}\n")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    traces.read([tmp_path / "log.txt"])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 2.0
+
+
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import pytest
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch.files import document
+from clustersim.scenario.run.parts import model_of
 
 SFT = "accelerate launch --num_processes 8 sft.py --per_device_train_batch_size 1 --max_length 512 --bf16"
 FACTORY = """
@@ -119,3 +120,58 @@ def test_deepspeed_chat_offloads_parameters_at_stage_3_alone_and_its_adapters_ar
     with pytest.raises(ScenarioError, match="lora_dim '128' asks for adapters in a script's own words"):
         read(f"{CHAT} --zero_stage 2 --lora_dim 128")
     assert read(f"{CHAT} --zero_stage 2 --lora_dim 0").scenario
+
+
+FOUNDRY = """
+max_seq_len: 2048
+model:
+  name: hf_causal_lm
+  pretrained_model_name_or_path: {name}
+  config_overrides: {sizes}
+train_loader: {{name: text}}
+global_train_batch_size: 64
+device_train_microbatch_size: 4
+"""
+MISTRAL = "mistralai/Mistral-7B-v0.1"
+
+
+def foundry(sizes, name=MISTRAL, more=""):
+    return read(FOUNDRY.format(name=name, sizes=sizes) + more, "f.yaml")
+
+
+def test_sizes_that_a_file_changes_of_the_model_it_names_are_the_models():
+    sizes = "{hidden_size: 512, num_hidden_layers: 4, num_attention_heads: 8, num_key_value_heads: 2, "
+    sizes += "intermediate_size: 1024, vocab_size: 4096, max_position_embeddings: 8192}"
+    made = foundry(sizes)
+    layer = 512 * (512 + 2 * 128) + 512 * 512 + 3 * 512 * 1024 + 2 * 512  # heads are 512 / 8 wide
+    assert model_of(made.scenario).parameters == 4 * layer + 2 * 4096 * 512 + 512
+    assert not made.unplayed
+    assert "mistral-7b-v0.1 with layers = 4" in " ".join(made.notes)
+    assert foundry("{n_embd: 128, n_layer: 2, n_head: 4, n_positions: 2048}", "gpt2").scenario.table["model"]["options"] == {
+        "d_model": 128,
+        "layers": 2,
+        "heads": 4,
+        "head_dim": 32,
+        "kv_heads": 4,
+        "d_ff": 512,
+        "n_positions": 2048,
+    }
+
+
+def test_a_named_model_with_other_experts_is_asked_for():
+    with pytest.raises(ScenarioError, match=r"num_local_experts 16: the model has other experts than the named one"):
+        foundry("{num_local_experts: 16}", "mistralai/Mixtral-8x7B-v0.1")
+
+
+def test_attention_and_adapters_of_llm_foundry():
+    named = FOUNDRY.format(name="meta-llama/Llama-3.2-1B", sizes="{}").replace(
+        "  name: hf", "  attn_implementation: flash_attention_2\n  name: hf"
+    )
+    assert exchange.canonical(read(named, "f.yaml").scenario)["model.attention"] == "fa2"
+    lora = named.replace("  name: hf", "  peft_config: {peft_type: LORA, r: 8, target_modules: [q_proj]}\n  name: hf")
+    had = exchange.canonical(read(lora, "f.yaml").scenario)
+    assert (had["model.adapter.rank"], had["model.adapter.target_modules"]) == (8, ("q_proj",))
+    with pytest.raises(ScenarioError, match=r"sharding_strategy 'FULL_SHARD': version = 1 gathers and reduces flat"):
+        read(f"{lora}fsdp_config: {{sharding_strategy: FULL_SHARD}}\n", "f.yaml")
+    with pytest.raises(ScenarioError, match="other than PEFT's plain LoRA"):
+        read(lora.replace("r: 8", "r: 8, use_dora: true"), "f.yaml")

@@ -153,8 +153,9 @@ def _command(words: list[str]) -> str:
 def _gpus(container: Table) -> int:
     resources = container.get("resources", container.get("resourcesPerNode"))
     limits = resources.get("limits", resources.get("requests")) if isinstance(resources, dict) else None
-    counts = [count_in(count) for name, count in limits.items() if str(name).endswith("/gpu")] if limits else []
-    return max(counts, default=0)
+    if not isinstance(limits, dict):
+        return 0
+    return max((count_in(count) for name, count in limits.items() if str(name).endswith("/gpu")), default=0)
 
 
 def _tables(value: Any) -> Iterator[Table]:

@@ -146,8 +146,21 @@ def _olmo(document: Document) -> None:
 _MLP = (("config", "model.mlp_hidden_size"), ("config", "model.mlp_ratio"))
 
 
+PEFT = "model.peft_config."
+"""Of llm-foundry, PEFT's own configuration."""
+OF_PEFT = ("peft_type", "r", "target_modules", "lora_dropout", "modules_to_save", "bias", "lora_alpha", "task_type")
+OF_PEFT += ("inference_mode", "use_rslora", "init_lora_weights", "fan_in_fan_out")
+"""What PEFT's configuration says of LoRA; the rest is refused."""
+
+
 def _foundry(document: Document) -> None:
-    """A model of llm-foundry's own class, and a micro-batch that Composer finds."""
+    """A model of llm-foundry's own class, adapters in PEFT's words, and a micro-batch that Composer finds."""
+    kind = document.options.get(("config", f"{PEFT}peft_type"))
+    if kind is not None and str(kind.value).lower() == "lora":
+        for name in OF_PEFT:
+            option = document.options.pop(("config", f"{PEFT}{name}"), None)
+            if option is not None:
+                document.options["config", name] = option
     own = document.options.get(("config", "model.name"))
     if own is not None and str(own.value) in {"mpt_causal_lm", "mosaic_gpt"}:
         for name, value in (("gated", False), ("norm", "layernorm"), ("positions", "learned"), ("tied", True)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -110,6 +111,35 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
     if changed:
         sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
     return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]), dense_ff)
+
+
+CHANGED = (*SIZES, "tied")
+"""Sizes that files may change of a model that they name."""
+
+
+def altered(fields: Table, by: Mapping[str, OptionValue]) -> list[str]:
+    """Put sizes that options say beside a model's name into ``model.options``; returns a note.
+
+    by : who said each field. The size of a head follows from the width, where the named model's does.
+    """
+    stated = {name: fields[f"shape.{name}"] for name in CHANGED if f"shape.{name}" in by and f"shape.{name}" in fields}
+    base = models.shape(str(fields["model.name"]), {}) if stated else None
+    if base is None:
+        return []
+    if base.positions != "learned":
+        stated.pop("n_positions", None)  # angles are computed for any length
+    width, heads = stated.get("d_model", base.d_model), stated.get("heads", base.heads)
+    if base.head_dim * base.heads == base.d_model and isinstance(heads, int) and heads > 0:
+        stated.setdefault("head_dim", width // heads)
+    if base.kv_heads == base.heads:
+        stated.setdefault("kv_heads", heads)
+    if "d_model" in stated and by["shape.d_model"].name.endswith("n_embd"):
+        stated.setdefault("d_ff", 4 * width)  # as GPT2Config has n_inner
+    changes = {name: value for name, value in stated.items() if getattr(base, name) != value}
+    if not changes:
+        return []
+    fields["model.options"] = {**fields.get("model.options", {}), **changes}
+    return [f"the model is {fields['model.name']} with " + ", ".join(f"{k} = {v}" for k, v in changes.items())]
 
 
 def _has_no_dense(has: Leaves) -> bool:

@@ -20,7 +20,7 @@ from clustersim.files.traces.told import Cause
 
 SHOWN = 6
 """Devices or pairs named in a line."""
-_HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\w+\] ")
+_HOST = re.compile(r"(?<![\w.-])([\w.-]+):\d+:\d+ \[\w+\] ")
 _RANK = re.compile(r"\brank (\d{1,8}) nranks (\d{1,8})\b", re.I)
 _ID = re.compile(r"\bcommId (0x\w+)")
 _CHANNEL = re.compile(
@@ -50,7 +50,7 @@ _ABSENT = re.compile(
 _SYMBOL = re.compile(r"Failed to find nccl\w+ symbol")
 """Of the interfaces that a library may have, one that is asked for before an older one; none is no failure, either."""
 _LOADED = re.compile(r"Loaded (?:net|coll(?:net)?|tuner) plugin|[RP]2P plugin (?:v\d+ )?\w+")
-_NEEDED = re.compile(r"([^\s=:]+\.so[\w.]*): cannot open shared object")
+_NEEDED = re.compile(r"(?<![^\s=:])([^\s=:]+\.so[\w.]*): cannot open shared object")
 _NET = re.compile(r"Using network (.+?)\s*$|Initialized NET plugin (\S+)|Assigned NET plugin (\S+) to comm")
 _VERBS = re.compile(r"(?:Could not open|Failed to open|[Uu]nable to open) (libibverbs\S*)")
 _PORT_DOWN = re.compile(r"NET/IB : ([\w.-]{1,80}):\d+ Got async event ?: port error")

@@ -35,10 +35,10 @@ _OWN_LINE = re.compile(r":\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
 _VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
 _CHANNELS = re.compile(
-    r"(\d+) coll channels(?:, (\d+) collnet channels)?(?:, (\d+) nvls channels)?, (\d+) p2p channels"
+    r"(?<!\d)(\d+) coll channels(?:, (\d+) collnet channels)?(?:, (\d+) nvls channels)?, (\d+) p2p channels"
 )
 _VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\w+(?:/\w+)?)")
-_CHOICE = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?:.*?\{(\d+)\.\.(\d+)\})?", re.I)
+_CHOICE = re.compile(r"(?:\b(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?:.*?\{(\d+)\.\.(\d+)\})?", re.I)
 _SET = re.compile(r"\b((?:R|N)CCL_\w+) set (?:by environment )?to (\S+?)\.?(?=\s|$)")
 
 

@@ -37,7 +37,7 @@ _WANTED = (
     r"\d+\.\d+\s+\d+\.\d+\s+\d+\.\d+\s+(?:\d+|\de[+-]\d+|N/A)\s)"
 )
 """How lines of interest begin: a comment, a row, the library's own, the rest of a row that its lines have cut."""
-_OWN = re.compile(r"(\S*?[\w.-]*):\d+:\d+ \[\d+\] [RN]?CCL (?:INFO|WARN)")
+_OWN = re.compile(r"(?<!\S)(\S*):\d{1,12}:\d{1,12} \[\d+\] [RN]?CCL (?:INFO|WARN)")
 """Where a line of the library's own begins, with what a row before it has right in front."""
 _CELL = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?|N/A|nan|inf")
 _VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
@@ -359,12 +359,14 @@ def _reported(report: Table) -> _NcclTestsRun:
 
 
 def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source: str, case: str) -> None:
+    places = {name: timed for name in ("out_of_place", "in_place") if isinstance(timed := cells.get(name), dict)}
+
     def seconds(place: str) -> float:
-        timed = cells.get(place) or {}
+        timed = places.get(place, {})
         return _number(str(timed.get("time", timed.get("cpu_time", "nan")))) * 1e-6
 
     cells_of = {name: [str(cells.get(name, ""))] for name in ("size", "count", "type", "redop", "root")}
-    timed = cells.get("out_of_place") or cells.get("in_place") or {}
+    timed = places.get("out_of_place") or places.get("in_place") or {}
     cells_of |= {"algbw": [str(timed.get("alg_bw", ""))], "busbw": [str(timed.get("bus_bw", ""))]}
     ranks, nodes = run.members()
     kind = kind_of(str(cells.get("experiment_name", ""))) or run.kind
