@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hostile_documents import CAPTURED, COMMS, CONFIG, MOE_CONFIG, PLAN, SPLIT, TRACE
+from hostile_documents import CAMPAIGN, CAPTURED, COMMS, CONFIG, MOE_CONFIG, PLAN, SCENARIO, SPLIT, TRACE
 from hostile_values import json_file, toml_file
 
 from clustersim import model as models
@@ -262,6 +262,25 @@ def test_a_bandwidth_that_is_a_word_is_a_row_left_out(tmp_path):
     )
     found = traces.read(tmp_path / "collectives.jsonl")
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("ranks", [b"[]", b"[null]", b"-8", b"1.5", b"true"])
+def test_a_captured_row_whose_ranks_are_no_number_is_left_out(tmp_path, ranks):
+    head, good = CAPTURED.splitlines()[:2]
+    bad = good.replace(b'"ranks": 8', b'"ranks": ' + ranks)
+    assert bad != good
+    (tmp_path / "collectives.jsonl").write_bytes(b"\n".join([head, good, bad]))
+    found = traces.read(tmp_path / "collectives.jsonl")
+    assert len(found) == 1
+    assert "ranks is " in " ".join(found.skipped)
+
+
+def test_a_campaign_that_trains_nothing_is_refused(tmp_path):
+    table = SCENARIO | {"campaign": CAMPAIGN | {"duration": "0 s"}}
+    table["campaign"].pop("tokens", None)
+    table["campaign"].pop("steps", None)
+    with pytest.raises(ScenarioError, match=r"a duration of 0 s trains nothing"):
+        scenario.from_table(table, tmp_path / "s.toml")
 
 
 # ---- split models ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import TraceError
-from clustersim.core.texts import decoded
+from clustersim.core.texts import decoded, shown
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, joined
@@ -94,13 +94,13 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
                 kind=row["kind"],
                 nbytes=float(row["size"]),
                 seconds=row["time"] * 1e-6,
-                ranks=row["ranks"],
+                ranks=_count(row, "ranks"),
                 dtype=dtype_of(row["type"]) or "fp32",
                 redop=row["redop"].replace("none", ""),
-                nodes=row["nodes"],
+                nodes=_count(row, "nodes"),
                 fastest=row["time_min"] * 1e-6,
-                at_once=row["groups_at_once"],
-                count=row["iterations"],
+                at_once=_count(row, "groups_at_once"),
+                count=_count(row, "iterations"),
                 skew=float("nan"),
                 launch="process_per_gpu",
                 version=version,
@@ -119,6 +119,14 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
         else:
             sieve.add(sample, busbw)
     return sieve.done(str(path), _notes(rows, path))
+
+
+def _count(row: Row, name: str) -> int:
+    """Raises ValueError for what is no whole number."""
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is {shown(value)}, no whole number")
+    return value
 
 
 def _settings(head: Row, row: Row) -> str:

@@ -206,6 +206,8 @@ class CampaignTable(_StrictCampaign, frozen=True):
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.tokens, self.steps, self.duration)) != 1:
             raise ValueError("write one of tokens, steps and duration: how much is trained")
+        if self.duration is not None and not self.duration > 0:
+            raise ValueError("a duration of 0 s trains nothing; write one above it")
 
     def plain(self) -> Table:
         """Every field in plain values."""
