@@ -169,7 +169,8 @@ def _twice(names: list[str], source: str, error: Raised) -> None:
 
 
 def yaml_table(text: str, where: str, error: Raised) -> Table:
-    """The mapping of a YAML text of plain values, every key once, without aliases or tags. Raises ``error``."""
+    """The mapping of a YAML text of plain values, every key once, without tags, and aliases of one value
+    alone. Raises ``error``."""
     try:
         import yaml
     except ImportError:
@@ -198,11 +199,20 @@ def _plain_loader(source: str, error: Raised) -> Any:
     class Plain(yaml.SafeLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):  # of an alias of aliases a few lines make gigabytes
-                line = self.peek_event().start_mark.line + 1
-                raise error(f"{source}: line {line} holds an alias; write its value")
+                event = self.peek_event()
+                if not isinstance(self.anchors.get(event.anchor), yaml.ScalarNode):
+                    line = event.start_mark.line + 1
+                    raise error(f"{source}: line {line} holds an alias of more than one value; write its value")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            later: set[str] = set()
+            kept = []
+            for key, value in reversed(node.value):  # null says nothing where the key is there again
+                if value.tag != "tag:yaml.org,2002:null" or str(key.value) not in later:
+                    kept.append((key, value))
+                later.add(str(key.value))
+            node.value = kept[::-1]
             _twice([str(key.value) for key, _ in node.value], source, error)
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping

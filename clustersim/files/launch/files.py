@@ -57,8 +57,10 @@ UNREAD_KEYS = {
 """Keys that together tell the configuration of a framework that is not read, any one group of them."""
 FACTORY_1 = frozenset(("dist_config.name", "kernel_config.name", "peft_config.name", "model_class"))
 """Keys of version 1 of LLaMA-Factory alone."""
-SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt")
+SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt", "llm_sft.py", "llm_pt.py")
 """What ms-swift's commands run, under torchrun or accelerate."""
+SWIFT_TUNERS = ("tuner_type", "train_type", "sft_type")
+"""Its option that says what is trained, the newest name first."""
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -71,6 +73,7 @@ class Document:
     machine : what its launcher says of ``[cluster]``. notes : what was left out. program : of a script, what it trains
     with. overrides : what its command says of a configuration that it names, which counts against the file.
     written : configurations that a script writes itself. given : names of scripts beside it that it read or ran.
+    alone : the launcher, where it starts ranks on its own node alone, unless somebody says more.
     text : of a program, whose options are not read yet, and of a YAML, whose comments may say how it is launched.
     """
 
@@ -84,6 +87,7 @@ class Document:
     written: list[Document] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
     text: str = ""
+    alone: str = ""
 
 
 def documents(files: Sequence[str | Path | Document]) -> list[Document]:
@@ -251,7 +255,7 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
         if second in UNREAD.get(first, ("", ()))[1]:
             raise ScenarioError(f"{name}: is of {UNREAD[first][0]}, {NOT_READ}")
     launch = launchers.taken(script.command, script.directives, script.variables)
-    parsed = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read)
+    parsed = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read, alone=launch.alone)
     parsed.notes += [f"{name}: {note}" for note in launch.notes]
     for field_name, (option, value) in launch.machine.items():
         parsed.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))
@@ -363,11 +367,16 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
     raise ScenarioError(f"{files}: {problem}; say --from {'|'.join(NAMES)}")
 
 
+_TITAN = ("job.config_file", "job.config-file")
+"""torchtitan's option that names its TOML."""
+
+
 def _named(read: Sequence[Document]) -> list[OptionValue]:
     """Configurations that commands name and that were not given: by Hydra's ``--config-name``, or a file's name."""
     given = {Path(file.name).name for file in read}
     keys = ("config_name", "config", "config_file", "config_path", "train_config", "conf_file")
     said = [file.options["args", key] for file in read for key in keys if ("args", key) in file.options]
+    said += [one for file in read for key in _TITAN if (one := file.overrides.get(("config", key))) is not None]
     return [
         option
         for option in said
@@ -390,7 +399,7 @@ def _whose(file: Document) -> str | None:
         return "torchtitan"
     if launcher.startswith(("accelerate", "trl", "llamafactory-cli", "axolotl", "swift")):
         return "accelerate"
-    if file.program in SWIFT and ("args", "train_type") in file.options:
+    if file.program in SWIFT and any(("args", name) in file.options for name in SWIFT_TUNERS):
         return "accelerate"
     if launcher == "torchrun" and file.program.startswith("tune "):
         return "torchtune"

@@ -32,6 +32,7 @@ _SHORT = {"n": "np", "c": "np", "N": "npernode", "H": "host", "np": "np", "ppn":
 class Launch:
     """A command taken apart.
 
+    alone : the launcher, where it starts ranks on the node that it runs on alone, unless somebody says more.
     program : the training script, or module. arguments : its words. tools : what starts it, the outermost first, each
     with its options, by names with ``_``. machine : fields of ``[cluster]``, by their last part, and the option that
     says each. options : of ``accelerate launch``, as its file would have them. notes : sentences.
@@ -43,6 +44,7 @@ class Launch:
     machine: dict[str, tuple[str, str]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    alone: str = ""
 
 
 def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, Any]) -> Launch:
@@ -75,6 +77,8 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
             if isinstance(said_by, str) and said_by.isdecimal():
                 launch.machine.setdefault(name, (variable, said_by))
     _whole(launch, variables)
+    if launch.program.startswith("llamafactory-cli train") and "NNODES" not in variables:
+        launch.alone = "llamafactory-cli"
     if launch.program.startswith("swift ") and "NNODES" not in variables and "gpus_per_node" in launch.machine:
         launch.machine.setdefault("nodes", ("NNODES, which ms-swift has as", "1"))
     return launch

@@ -107,6 +107,7 @@ def read(
     for file in sorted(read, key=lambda file: file.kind != HOSTS):  # hosts are what a command may use a part of
         for name, value in file.machine.items():
             fields.launch(name, value)
+    notes += _alone(read, fields, cluster)
     config = next((file.name for file in read if file.kind == MODEL), None)
     if config is not None and model is None:
         model = f"./{os.path.relpath(config, Path(path).parent)}"
@@ -142,6 +143,15 @@ def read(
     notes += _undecided(fields, options)
     mapped = tuple(dict.fromkeys(options[key].name for key in options if key in used))
     return LaunchImport(result, said_tables, table, tuple(notes), mapped, *left)
+
+
+def _alone(read: Sequence[Document], fields: ScenarioFields, cluster: Tables) -> list[str]:
+    """One node, where a launcher starts ranks on its own alone and nobody says more; returns a note."""
+    starter = next((file for file in read if file.alone), None)
+    if starter is None or cluster.get("nodes") or {"cluster.nodes", "cluster.world"} & fields.keys():
+        return []
+    fields["cluster.nodes"] = 1
+    return [f"{starter.name}: one node, as {starter.alone} starts ranks on the node that it runs on; or say --nodes"]
 
 
 def _adapters(
@@ -288,8 +298,10 @@ def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
 def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
     """Notes on the length of a sequence and the samples of a pass where nobody says them."""
     notes = []
-    if not any(f"batch.{name}" in fields for name in ("micro", "local", "global")):
-        notes.append("no file says how many samples a rank takes at once: 1")
+    sizes = ("batch.micro", "batch.local", "batch.global")
+    if not any(name in fields.by for name in sizes):
+        usual = next((fields[name] for name in sizes if name in fields), 1)
+        notes.append(f"no file says how many samples a rank takes at once: {usual}")
     tokens = model_of(made).seq_len
     if tokens and "model.seq_len" not in fields:
         notes.append(f"no file says how long a sequence is: {tokens:,} tokens are taken (model.seq_len)")

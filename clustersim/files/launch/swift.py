@@ -14,11 +14,9 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch import seeing
-from clustersim.files.launch.files import SWIFT, Document, OptionValue
+from clustersim.files.launch.files import SWIFT, SWIFT_TUNERS, Document, OptionValue
 
 COMMANDS = ("swift sft", "swift pt")
-TUNERS = ("tuner_type", "train_type", "sft_type")
-"""The option that says what is trained, the newest name first."""
 NAMES = {
     "model": "model_name_or_path",
     "model_id_or_path": "model_name_or_path",
@@ -26,6 +24,15 @@ NAMES = {
     "freeze_vit": seeing.TOWER,
     "freeze_aligner": seeing.PROJECTOR,
 }
+EARLIER = {
+    "batch_size": "per_device_train_batch_size",
+    "dtype": "torch_dtype",
+    "lora_dropout_p": "lora_dropout",
+    "lora_target_modules": "target_modules",
+    "quantization_bit": "quant_bits",
+}
+"""Names of ms-swift 1 and 2 (its ``swift/llm/utils/argument.py`` at v2.6) -> those of 3."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 KERNELS = {"flash_attn": "flash_attention_2", "flash_attention": "flash_attention_2"}
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
 """The Trainer's arithmetic for what weights are loaded in: of fp32 it is fp16 (``_init_torch_dtype``)."""
@@ -66,10 +73,11 @@ def arranged(command: Document) -> None:
     GPUs of one process, and a count of passes that hangs on a number of ranks that nobody says.
     """
     options = command.options
-    own = (command.program in SWIFT or command.kind == "yaml") and any(("args", name) in options for name in TUNERS)
+    own = (command.program in SWIFT or command.kind == "yaml") and any(("args", name) in options for name in SWIFT_TUNERS)
     if not (own or command.program in COMMANDS):
         return
     _refuse_placed(command)
+    added = _of_earlier(command)
     options.pop(("args", "model_name"), None)  # what the model calls itself
     for name, means in NAMES.items():
         renamed = options.pop(("args", name), None)
@@ -79,7 +87,7 @@ def arranged(command: Document) -> None:
     if kernel is not None and kernel.value in KERNELS:
         options["args", "attn_implementation"] = OptionValue(kernel.name, KERNELS[str(kernel.value)], kernel.where)
     seeing.by_default(command)
-    added = _tuned(command)
+    added |= _tuned(command)
     added |= _typed(command)
     for name, value in {"gradient_checkpointing": True, "per_device_train_batch_size": 1}.items():
         if ("args", name) not in options:
@@ -93,12 +101,47 @@ def arranged(command: Document) -> None:
         command.notes.append(f"{command.name}: as ms-swift has it by default: {words}")
 
 
+def _of_earlier(command: Document) -> dict[str, Any]:
+    """Bring a command of ms-swift 1 or 2 to the names of 3; returns what was not said.
+
+    Raises :class:`ScenarioError` for adapters whose modules nobody says, which those releases have by model.
+    """
+    options = command.options
+    if not any(("args", name) in options for name in ("model_id_or_path", "batch_size", "dtype", "template_type")):
+        return {}
+    for name, means in EARLIER.items():
+        option = options.pop(("args", name), None)
+        if option is not None and str(option.value).upper() not in {"AUTO", "DEFAULT"}:
+            value = DTYPES.get(str(option.value), option.value)
+            plain = "all-linear" if name == "lora_target_modules" and str(value).upper() == "ALL" else value
+            options["args", means] = OptionValue(option.name, plain, option.where)
+    flash = options.pop(("args", "use_flash_attn"), None)
+    if flash is not None and str(flash.value).lower() == "true":
+        options["args", "attn_impl"] = OptionValue(flash.name, "flash_attn", flash.where)
+    bits = options.get(("args", "quant_bits"))
+    if bits is not None and str(bits.value) == "0":
+        del options["args", "quant_bits"]
+    kind = options.pop(("args", "model_type"), None)
+    if kind is not None and ("args", "model_id_or_path") not in options:
+        options["args", "model_id_or_path"] = kind
+    tuner = next((options[key] for name in SWIFT_TUNERS if (key := ("args", name)) in options), None)
+    if (tuner is None or tuner.value == "lora") and ("args", "target_modules") not in options:
+        where = command.name if tuner is None else f"{tuner.where}: {tuner.name} {shown(tuner.value)}"
+        raise ScenarioError(
+            f"{where}: ms-swift before 3 has adapters at modules that its table has of each model; say "
+            "--lora_target_modules ALL, or their names"
+        )
+    if ("args", "max_length") in options:
+        return {}
+    return {"max_length": 2048}
+
+
 def filled(read: Sequence[Document]) -> None:
     """Put what a file of arguments says into the command that names it (``swift sft FILE``, ``--config FILE``), which
     counts against it; of a file alone they are arguments, too. Changes the documents."""
     commands = [one for one in read if one.program in COMMANDS]
     for file in read:
-        if file.kind != "yaml" or not {name for _, name in file.options} & set(TUNERS):
+        if file.kind != "yaml" or not {name for _, name in file.options} & set(SWIFT_TUNERS):
             continue
         own = {("args", name): said for (_, name), said in file.options.items()}
         named = [one for one in commands if Path(str(_config(one))).name == Path(file.name).name]
@@ -114,7 +157,7 @@ def _config(command: Document) -> Any:
 def _tuned(command: Document) -> dict[str, Any]:
     """What is trained, as LLaMA-Factory's words say it; returns what was not said."""
     options = command.options
-    tuner = next((options.pop(key) for name in TUNERS if (key := ("args", name)) in options), None)
+    tuner = next((options.pop(key) for name in SWIFT_TUNERS if (key := ("args", name)) in options), None)
     kind = "lora" if tuner is None else str(tuner.value)
     if kind not in {"lora", "full"}:
         where = command.name if tuner is None else f"{tuner.where}: {tuner.name}"

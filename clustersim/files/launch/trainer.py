@@ -57,6 +57,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         _refuse_sections(one, names)
         if one.kind in {"yaml", "json"} and names & set(ARGUMENTS):
             one.options = {_place(key, known): said for key, said in one.options.items()}
+        _lowered(one)
         factory.renamed(one)
         _inline(one)
         _of_deepspeed_chat(one)
@@ -76,6 +77,14 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     _clipped(read)
     _meshed(read)
     _unsaid_strategy(read)
+
+
+def _lowered(document: Document) -> None:
+    """Accelerate's arithmetic, which it reads in whatever case (accelerate/utils/launch.py)."""
+    for options in (document.options, document.overrides):
+        option = options.get(("config", "mixed_precision"))
+        if option is not None and isinstance(option.value, str):
+            options["config", "mixed_precision"] = OptionValue(option.name, option.value.lower(), option.where)
 
 
 def _refuse_sections(one: Document, names: set[str]) -> None:
