@@ -53,7 +53,7 @@ def trace(world):
     return json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": [kernel]})
 
 
-# ---- what is no table, and long words ----------------------------------------------------------------------------------
+# ---- what is no table, and long words -------------------------------------------------------------------------------
 
 
 def test_times_of_a_report_that_are_no_table_are_left_out(tmp_path):

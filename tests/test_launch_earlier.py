@@ -1,4 +1,4 @@
-"""Words of earlier releases and of files that are written as their readers allow: ms-swift 1 and 2, YAML's null twice."""
+"""Words of earlier releases, and files that are written as their readers allow: ms-swift 1 and 2, null twice."""
 
 import pytest
 
@@ -44,7 +44,9 @@ def test_adapters_of_ms_swift_before_3_are_where_its_table_has_them():
 
 
 def test_llamafactory_starts_ranks_on_its_own_node():
-    run = "llamafactory-cli train --model_name_or_path Qwen/Qwen3-4B --stage sft --finetuning_type full --cutoff_len 512"
+    run = (
+        "llamafactory-cli train --model_name_or_path Qwen/Qwen3-4B --stage sft --finetuning_type full --cutoff_len 512"
+    )
     made = script(f"{run} --bf16 --per_device_train_batch_size 1\n")
     assert made.scenario.table["cluster"]["nodes"] == 1
     assert "run.sh: one node, as llamafactory-cli starts ranks" in " ".join(made.notes)
@@ -68,6 +70,8 @@ def test_accelerates_arithmetic_is_read_in_whatever_case():
     assert "no file says how many samples a rank takes at once: 8" in made.notes
 
 
+WORDS = "'--num-layers', '4', '--hidden-size', '512', '--num-attention-heads', '8', '--seq-length', '256', "
+WORDS += "'--max-position-embeddings', '256', '--micro-batch-size', '1', '--global-batch-size', '8'"
 MEGATRON = "num_layers: 4\nhidden_size: 512\nnum_attention_heads: 8\nseq_length: 256\nmicro_batch_size: 1\n"
 MEGATRON += "max_position_embeddings: 256\nglobal_batch_size: 8\ntensor_model_parallel_size: 1\n"
 
@@ -84,15 +88,10 @@ def test_an_alias_of_one_value_is_that_value():
 
 @pytest.mark.parametrize("limits", ["5.5", "[1]", "text"])
 def test_limits_of_a_pod_that_are_no_table_say_no_gpus(limits):
-    command = f"[torchrun, --nproc_per_node, '8', pretrain_gpt.py, {', '.join(WORDS)}]"
+    command = f"[torchrun, --nproc_per_node, '8', pretrain_gpt.py, {WORDS}]"
     container = f"{{name: a, command: {command}, resources: {{limits: {limits}}}}}"
-    job = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec:\n  pytorchReplicaSpecs:\n    Master:\n      replicas: 1\n"
+    job = (
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec:\n  pytorchReplicaSpecs:\n    Master:\n      replicas: 1\n"
+    )
     made = yaml(f"{job}      template: {{spec: {{containers: [{container}]}}}}\n", {"topology": "hgx-h100"})
     assert made.scenario.table["cluster"]["gpus_per_node"] == 8
-
-
-WORDS = (
-    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
-    "--micro-batch-size 1 --global-batch-size 8"
-).split()
-WORDS = [f"'{word}'" for word in WORDS]

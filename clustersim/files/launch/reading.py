@@ -39,8 +39,6 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Table as Tables
 from clustersim.scenario.file.splitting import MEGATRON, PLAYED, cause, with_micro_batches
 from clustersim.scenario.run.parts import model_of, placed
-from clustersim.training.strategies.fsdp_config import FSDPConfig
-from clustersim.training.strategies.fsdp_config import plan as fsdp_plan
 from clustersim.training.strategies.zero_config import HF_AUTO
 
 SIXTEEN = ("bf16.enabled", "fp16.enabled")
@@ -420,15 +418,12 @@ def checked(tables: Tables, path: Path, fields: ScenarioFields) -> Scenario:
         checked_scenario = scenario.from_table(tables, path)
         _, mesh = placed(checked_scenario)
         with_micro_batches(checked_scenario, mesh)
-        model = model_of(checked_scenario)
-        if isinstance(checked_scenario.config, FSDPConfig) and "parallel" not in tables:
-            fsdp_plan(model, mesh, checked_scenario.config)
+        model_of(checked_scenario)
     except ClusterSimError as wrong:
         match = re.search(r"\(at \$\.([\w.]+)", str(wrong))
         field = match[1] if match else ""
         inside = (by for name, by in fields.by.items() if field and name.startswith(f"{field}."))
         by = fields.by.get(field) or fields.by.get(batches.OF.get(field, "")) or next(inside, None)
-        by = by or fields.by.get(f"{field.partition('.')[0]}.kind")  # which has it so
         if by is None:
             raise
         problem = str(wrong).removeprefix(f"{path}: ")

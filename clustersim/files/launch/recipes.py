@@ -148,15 +148,16 @@ _MLP = (("config", "model.mlp_hidden_size"), ("config", "model.mlp_ratio"))
 
 PEFT = "model.peft_config."
 """Of llm-foundry, PEFT's own configuration."""
-OF_PEFT = ("peft_type", "r", "target_modules", "lora_dropout", "modules_to_save", "bias", "lora_alpha", "task_type")
-OF_PEFT += ("inference_mode", "use_rslora", "init_lora_weights", "fan_in_fan_out")
+OF_LORA = ("peft_type", "r", "target_modules", "lora_dropout", "modules_to_save", "bias", "lora_alpha", "task_type")
+OF_PEFT = (*OF_LORA, "inference_mode", "use_rslora", "init_lora_weights", "fan_in_fan_out")
 """What PEFT's configuration says of LoRA; the rest is refused."""
 
 
 def _foundry(document: Document) -> None:
     """A model of llm-foundry's own class, adapters in PEFT's words, and a micro-batch that Composer finds."""
     kind = document.options.get(("config", f"{PEFT}peft_type"))
-    if kind is not None and str(kind.value).lower() == "lora":
+    sharded = any(name.startswith("fsdp_config.") for _, name in document.options)
+    if kind is not None and str(kind.value).lower() == "lora" and not sharded:
         for name in OF_PEFT:
             option = document.options.pop(("config", f"{PEFT}{name}"), None)
             if option is not None:

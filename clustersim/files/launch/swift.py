@@ -73,7 +73,9 @@ def arranged(command: Document) -> None:
     GPUs of one process, and a count of passes that hangs on a number of ranks that nobody says.
     """
     options = command.options
-    own = (command.program in SWIFT or command.kind == "yaml") and any(("args", name) in options for name in SWIFT_TUNERS)
+    own = (command.program in SWIFT or command.kind == "yaml") and any(
+        ("args", name) in options for name in SWIFT_TUNERS
+    )
     if not (own or command.program in COMMANDS):
         return
     _refuse_placed(command)
