@@ -239,3 +239,21 @@ def test_equal_blocks_are_written_once():
     assert [(row.name, row.count) for row in file.layers] == [("embedding", 1), ("blocks.{}", LAYERS), ("head", 1)]
     assert len(file.works) == 3
     assert msgspec.convert(msgspec.to_builtins(file), type(file)) == file
+
+
+@pytest.mark.parametrize("name", ["heads", "head_dim", "seq"])
+def test_attention_with_work_and_no_sizes_is_refused(tmp_path, name):
+    text = (Path(__file__).parent / "data" / "traced" / "small_gpt.model.json").read_text()
+    table = json.loads(text)
+
+    def rows(part):
+        children = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        if isinstance(part, dict) and part.get("kind") == "attention":
+            yield part
+        for child in children:
+            yield from rows(child)
+
+    next(rows(table))[name] = 0
+    (tmp_path / "x.model.json").write_text(json.dumps(table))
+    with pytest.raises(ModelError, match="an attention kernel that has FLOPs has heads, head_dim and seq above 0"):
+        read_model_file(tmp_path / "x.model.json")

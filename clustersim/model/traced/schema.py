@@ -55,6 +55,11 @@ class KernelRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     kept: Amount = 0.0
     working: Amount = 0.0
 
+    def __post_init__(self) -> None:
+        sized = self.heads and self.head_dim and self.seq
+        if self.kind == "attention" and (self.flops or self.backward_flops) and not sized:
+            raise ValueError("an attention kernel that has FLOPs has heads, head_dim and seq above 0")
+
 
 class LayerWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a layer does in one setting of types: ``kernels`` in forward order, and bytes per sample of its input that
