@@ -66,6 +66,16 @@ def test_times_of_a_report_that_are_no_table_are_left_out(tmp_path):
     assert [(sample.nbytes, sample.seconds) for sample in found.rows] == [(8, pytest.approx(20e-6))]
 
 
+@pytest.mark.parametrize("rank", ["fsdp", None, []])
+def test_a_report_whose_ranks_are_no_numbers_is_refused(tmp_path, rank):
+    config = {"nthreads": 1, "ngpus": 1, "devices": [{"rank": rank, "hostname": "a"}]}
+    row = {"size": 8, "type": "float", "redop": "sum", "root": "-1", "out_of_place": {"time": 20.0}}
+    report = {"version": 2, "args": ["./all_reduce_perf"], "nccl_version": 22809, "config": config, "results": [row]}
+    (tmp_path / "r.json").write_text(json.dumps(report))
+    with pytest.raises(TraceError, match="not a whole nccl-tests -J report"):
+        traces.read([tmp_path / "r.json"], "nccl_tests_json")
+
+
 def test_a_word_of_a_log_that_is_very_long_is_read_at_once(tmp_path):
     head = "# nThread 1 nGpus 8 minBytes 8 maxBytes 1024\n# size count type redop root time algbw busbw #wrong\n"
     row = "8 2 float sum -1 20.51 0.00 0.00 "

@@ -350,7 +350,7 @@ def _reported(report: Table) -> _NcclTestsRun:
     run.version = version_text(int(report.get("nccl_version", 0)))
     run.env = dict(_ENV.findall("\n".join(map(str, report.get("env", [])))))
     for device in config.get("devices", []):
-        rank = str(device.get("rank"))
+        rank = str(int(device.get("rank")))
         run.hosts[rank] = f"{device.get('hostname')}\t{device.get('device_info', '')}"
         run.groups[rank] = str(device.get("group", 0))
     named = [match.group(1) for word in report.get("args", []) if (match := _NAMED.search(str(word)))]
