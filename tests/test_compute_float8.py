@@ -17,7 +17,7 @@ from clustersim.model.seconds.float8 import CAST_ACROSS, CAST_ALONG, RESCALE, ca
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.casts import stream_seconds
 from clustersim.model.seconds.kernels import launches, spent
-from clustersim.model.seconds.price import price
+from clustersim.model.seconds.price import in_recipe, price
 from clustersim.training.partition.recompute import input_dropped
 
 H100 = device("H100-SXM5-80GB")
@@ -63,6 +63,33 @@ def test_a_router_is_never_in_8_bits() -> None:
     assert (
         price(where("mxfp8", "fp8", "B200-SXM-180GB"), (((other,), "B"),), 1, dense=True).seconds != of["bf16"].seconds
     )
+
+
+def test_logits_are_never_in_8_bits_and_what_predicts_further_tokens_is_but_not_in_4() -> None:
+    logits = linear("logits", 4096, 4096, 65536)
+    wide, narrow = (
+        price(where("mxfp8", dtype, "B200-SXM-180GB"), (((logits,), "B"),), 1, dense=True).seconds
+        for dtype in ("bf16", "fp8")
+    )
+    assert wide == narrow
+    for kind, recipe, inside in (
+        ("block", "mxfp8", True),
+        ("mtp", "mxfp8", True),
+        ("mtp", "nvfp4", False),
+        ("block", "nvfp4", True),
+        ("head", "mxfp8", False),
+    ):
+        assert in_recipe(where(recipe, "fp8", "B200-SXM-180GB"), kind) == inside
+
+
+def test_a_graph_of_the_whole_step_waits_for_no_host() -> None:
+    reads = Kernel("read_counts", "host", launches=3, backward_launches=0)
+    seconds = {
+        graphed: sum(spent(setting(H100, Execution("bf16", "bf16", graphed=graphed)), reads, 1, "F")[:2])
+        for graphed in (False, True)
+    }
+    assert seconds[False] == pytest.approx(3 * H100.launch.value)
+    assert seconds[True] == 0.0
 
 
 def test_linears_of_one_input_cast_it_once() -> None:

@@ -233,7 +233,7 @@ def test_a_mixture_keeps_what_its_received_rows_need() -> None:
 
 
 def test_all_to_all_is_issued_in_megatrons_order() -> None:
-    layer = expert_layer("mixtral-8x7b", ep=4, tp=2, etp=2, sequence_parallel=True)
+    layer = expert_layer("mixtral-8x7b", ep=4, tp=2, etp=2, sequence_parallel=True, permute_fusion=True)
     start = names(layer.forward).index("tokens per expert")
     assert names(layer.forward[start:]) == [
         "tokens per expert",
@@ -257,12 +257,15 @@ def test_all_to_all_is_issued_in_megatrons_order() -> None:
     assert (counts.dims, counts.dtype, counts.per_sample, counts.elements) == (("etp", "ep"), "int64", False, 8 * 8)
 
 
-def test_rows_that_vary_are_counted_ahead_of_their_permutation() -> None:
-    """Megatron-LM's before_permutation_1 and before_ep_alltoall."""
+def test_rows_that_vary_or_that_a_mask_picks_are_counted_ahead_of_their_permutation() -> None:
+    """Megatron-LM's before_permutation_1 and before_ep_alltoall, and masked_select of its permutation op by op."""
+    fused = {"permute_fusion": True}
     for settings_, first in (
-        ({}, "permute"),
-        ({"router_padding": True}, "read counts"),
-        ({"capacity_factor": 1.0}, "read counts"),
+        (fused, "permute"),
+        ({"framework": "torchtitan"}, "permute"),
+        ({}, "read counts"),
+        ({"router_padding": True, **fused}, "read counts"),
+        ({"capacity_factor": 1.0, **fused}, "read counts"),
     ):
         order = names(expert_layer("mixtral-8x7b", ep=4, **settings_).forward)
         assert order[order.index("tokens per expert") + 1] == first
@@ -442,10 +445,23 @@ def test_a_dispatch_in_8_bits_carries_scales_and_what_comes_back_is_in_16() -> N
 
 @pytest.mark.parametrize("backend", ["deepep", "hybridep"])
 def test_the_host_waits_for_counts_ahead_of_a_dispatch(backend: str) -> None:
-    forward = names(two_hops(8, backend).forward)
+    forward = names(two_hops(8, backend, fused=True).forward)
     waits = [i for i, name in enumerate(forward) if "read counts" in name]
     assert len(waits) == 1
     assert waits[0] < forward.index("dispatch rdma")
+
+
+def test_a_mask_that_picks_what_deepep_brought_is_summed_behind_the_dispatch() -> None:
+    """Megatron-LM's _indices_to_multihot; hybridep permutes by itself."""
+    layers = {backend: two_hops(8, backend).forward for backend in ("deepep", "hybridep")}
+    waits = {
+        backend: [i for i, name in enumerate(names(items)) if "read counts" in name]
+        for backend, items in layers.items()
+    }
+    assert (len(waits["deepep"]), len(waits["hybridep"])) == (2, 1)
+    behind = layers["deepep"][waits["deepep"][1]]
+    dispatch = [names(layers["deepep"]).index(f"dispatch {hop}") for hop in ("rdma", "nvlink")]
+    assert set(dispatch) <= set(behind.needs)
 
 
 def test_a_fused_permutation_reads_each_copy_once_and_writes_a_row_for_each_expert() -> None:

@@ -182,7 +182,7 @@ class HostLaw(msgspec.Struct, frozen=True):
             return seconds + (self.plain or self.call) * calls
         # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
         indexes = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
-        inside = indexes or kernel.name in SCORING or kernel.name in {"await_counts", "router_casts"}
+        inside = indexes or kernel.name in SCORING or kernel.name in {"await_counts", "await_rows", "router_casts"}
         return seconds + self.call * (POST if inside else 1 + self.bookkeeping * (kernel.name == "top_k"))
 
     def exchange(self, name: str, kind: str) -> float:

@@ -31,6 +31,8 @@ def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
     """
     if kernel.kind not in KINDS:
         raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
+    if kernel.kind == "host" and not where.hosted:
+        return 0.0, 0.0, "memory"  # a graph of the whole step has no host that reads anything
     compute, memory = parts(where, kernel, batch, part)
     # The device stands still while the host does something it waits for.
     launch_floor = where.device.launch if kernel.kind == "host" else where.device.kernel_floor

@@ -31,6 +31,17 @@ class Pass(msgspec.Struct, frozen=True):
     mix: Mix
 
 
+WIDE = frozenset({"router", "logits"})
+"""Products that are never in 8 bits: scores of a router and of a vocabulary are none of a recipe's modules."""
+
+
+def in_recipe(where: Setting, kind: str) -> bool:
+    """Whether linears of a layer of this ``kind`` run in the setting's 8 or 4 bits: those of blocks, and the block and
+    the projection of a module that predicts a further token, but in 4 bits (Megatron-LM core/transformer/
+    multi_token_prediction.py, ``_proj_and_transformer_layer``; DeepSeek-V3's report keeps embedding and head alone)."""
+    return kind == "block" or (kind == "mtp" and where.blocks != "nvfp4")
+
+
 def price(
     where: Setting, runs: Iterable[tuple[Iterable[Kernel], str]], batch: int, *, dense: bool, more: float = 0.0
 ) -> Pass:
@@ -39,9 +50,8 @@ def price(
     Parameters
     ----------
     runs : kernels, and which part of each runs (see :func:`clustersim.model.seconds.kernels.spent`); ``R`` is a
-    repeated F. batch : samples. dense : whether their products run in fp8 where the setting says so: fp8 is for the
-    linear layers
-        of blocks; embedding, head and products of activations stay in bf16.
+    repeated F. batch : samples. dense : whether their products run in fp8 where the setting says so
+        (:func:`in_recipe`): embedding, head, routers and products of activations stay in bf16.
     more : float [s] of memory-bound work besides them (autocast's copies).
     """
     outside = where.with_dtype("bf16") if where.dtype == "fp8" else where
@@ -52,8 +62,7 @@ def price(
     mixes = [Mix()]
     for kernels, part in runs:
         for kernel in kernels:
-            # Scores of a router are never in 8 bits: its product is none of the recipe's modules.
-            linear = dense and kernel.kind == "gemm" and not kernel.batch and kernel.name != "router"
+            linear = dense and kernel.kind == "gemm" and not kernel.batch and kernel.name not in WIDE
             work, floor, bound = spent(where if linear else outside, kernel, batch, part)
             done = flops(kernel, part) * batch
             mixes.append(_mixed(work, floor, done / where.peak, bound, part))

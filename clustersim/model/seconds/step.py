@@ -31,7 +31,7 @@ from clustersim.model.seconds.optimizer import (
     orthogonalised,
     tensors_of,
 )
-from clustersim.model.seconds.price import Pass, cast_time, price, unpack_time
+from clustersim.model.seconds.price import Pass, cast_time, in_recipe, price, unpack_time
 
 USUAL = Execution()
 
@@ -136,8 +136,8 @@ def _launched(where: Setting, layer: Layer, seconds: float) -> Setting:
 
 def _layer(where: Setting, layer: Layer, batch: int, recompute: str, seconds: float | None = None) -> tuple[Pass, Pass]:
     kernels = layer.kernels
-    dense = layer.kind == "block"
-    if dense and seconds is not None:
+    dense = in_recipe(where, layer.kind)
+    if layer.kind == "block" and seconds is not None:
         where = _launched(where, layer, seconds)
     cast = cast_time(where, layer.parameters) if layer.kind != "embedding" else 0.0
     uncast = cast_time(where, layer.trained) if layer.kind != "embedding" else 0.0

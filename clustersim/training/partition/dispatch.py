@@ -65,8 +65,9 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     kind, backend : ``dispatcher`` and ``flex_backend``.
     counted : sizes are not known before the router spoke (dropless), so that the host has to read them.
     sms : that DeepEP's kernels run on. float8 : what travels to the experts is in 8 bits.
-    fused : tokens are permuted by one pass, and summed by one. varying : how
-    many rows a rank sends is not known before its counts are, since some are dropped, or padded.
+    fused : tokens are permuted by one pass, and summed by one. varying : how many rows a rank sends is not known before
+    its counts are, since some are dropped, or padded. masked : rows are picked by a mask, whose sum the host reads
+    (Megatron-LM core/transformer/moe/moe_utils.py, ``permute``: ``masked_select``).
     """
 
     mixture: Mixture
@@ -82,6 +83,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     float8: bool = False
     fused: bool = False
     varying: bool = False
+    masked: bool = False
 
     @property
     def permuted(self) -> float:
@@ -139,19 +141,20 @@ class AllToAll(msgspec.Struct, frozen=True):
     by_sender: bool = True
 
     def prepare(self, out: NodeListing, part: str) -> None:
-        """Counts of everybody. How many rows a rank permutes is known without them, unless it varies."""
+        """Counts of everybody. How many rows a rank permutes is known without them, unless it varies, or a mask picks
+        them."""
         s = self.spread
         if s.counted and s.ep * s.etp > 1:
             size = float(s.mixture.experts * s.ep * s.etp)
             out.exchange(Exchange("tokens per expert", "all_gather", BOTH, size, part, dtype="int64", per_sample=False))
-        if s.counted and s.varying:
+        if s.counted and (s.varying or s.masked):
             read_counts(out, part)
 
     def there(self, out: NodeListing, part: str) -> None:
         """The host reads the counts, if it has not yet; then hidden states and weights go, both to all ranks of an
         expert (Megatron-LM core/transformer/moe/token_dispatcher.py, ``_maybe_update_cuda_sync_point``)."""
         s = self.spread
-        if s.counted and not s.varying:
+        if s.counted and not (s.varying or s.masked):
             read_counts(out, part)
         self._swap(out, "dispatch", s.mixture.row, part)
         self._swap(out, "dispatch probs", 1, part)
@@ -270,10 +273,17 @@ class TwoHops(msgspec.Struct, frozen=True):
 
     def there(self, out: NodeListing, part: str) -> None:
         """Dispatch, ahead of which the host spins until counts are there; of HybridEP too unless it is told how many
-        rows will come (Megatron-LM core/transformer/moe/fused_a2a.py, ``non_blocking``)."""
-        if self.spread.counted:
+        rows will come (Megatron-LM core/transformer/moe/fused_a2a.py, ``non_blocking``).
+
+        Of what DeepEP brought a mask picks rows, unless one kernel does it: the host waits for the dispatch itself
+        (core/transformer/moe/token_dispatcher.py, ``_indices_to_multihot``).
+        """
+        s = self.spread
+        if s.counted:
             read_counts(out, part, "await_counts")
         self._hops(out, "dispatch", part)
+        if s.masked and s.ep > 1 and s.backend != "hybridep":
+            read_counts(out, part, "await_rows")
 
     def home(self, out: NodeListing, part: str) -> None:
         """Combine: sums inside a node, then one row per node."""

@@ -131,6 +131,7 @@ def spread_of(
         parallel.float8_dispatch,
         parallel.permute_fusion,
         most > 0 or parallel.router_padding,
+        parallel.framework == "megatron" and not parallel.permute_fusion,
     )
 
 

@@ -65,7 +65,7 @@ class Cutter(msgspec.Struct, frozen=True):
         """
         if (own := self.share.of(layer)) is not self.share:
             return msgspec.structs.replace(self, share=own).nodes(layer, block, modules)
-        if self.parallel.float8_activations and layer.kind == "block":
+        if self.parallel.float8_activations and layer.kind in {"block", "mtp"}:
             layer = replace(layer, kernels=tuple(map(_kept_in_8_bits, layer.kernels)))
         if self.share.whole and self.parallel.ep == 1 and not modules:
             return (LocalKernels(layer.kind, layer.kernels),)
@@ -172,7 +172,7 @@ def _kept_in_8_bits(kernel: Kernel) -> Kernel:
     """
     if kernel.name == "combine":
         return replace(kernel, saved=0.0)
-    product = has_weights(kernel) and kernel.name not in {"router", "out"}
+    product = has_weights(kernel) and kernel.name not in {"router", "out", "logits"}
     if not product and not kernel.name.endswith("activation"):
         return kernel
     return scaled(kernel, FLOAT8_ROW / 2.0, ("saved",))

@@ -276,7 +276,7 @@ class _LayerBuilder:
         layer = self.model.layers[index]
         nodes = self._nodes(index)
         keeps = held(nodes, one_fp32_copy=self.share.one_fp32_copy)
-        if self.parallel.float8_activations and layer.kind == "block":
+        if self.parallel.float8_activations and layer.kind in {"block", "mtp"}:
             keeps = replace(keeps, stashed=keeps.stashed * FLOAT8_ROW / 2.0)
         again: tuple[tuple[Item, ...], tuple[int, ...]] = ((), ())
         if unit.layers:
