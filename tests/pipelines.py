@@ -32,6 +32,9 @@ class ToyCost:
     micro_batch_size: int = 1
     host: None = None
 
+    def in_recipe(self, kind):
+        return False
+
     def work(self, runs, *, dense, cast=0, packed=()):
         runs = [run for run in runs if run[0][0].kind != "host"]
         seconds = sum({"F": self.f, "R": self.f, "I": self.i, "W": self.w}[part] for _, part in runs)

@@ -81,7 +81,8 @@ def test_forwards_run_beside_backwards_of_other_micro_batches_without_a_deadlock
 
 @pytest.mark.parametrize("turns", [{"F": 4, "B": 4}, {"F": 4, "B": 8}, {"F": 2, "B": 6}])
 def test_of_a_pair_each_has_the_same_share_of_its_exchanges_behind_it(turns):
-    """The one that has more of them is laid more often, so that neither has a rest that nothing hides."""
+    """The one that has more of them is laid more often, so that neither has a rest that nothing hides; backward's
+    gradients go first, beside forward's attention."""
     laid = []
 
     def lay(place, action, part):
@@ -94,6 +95,7 @@ def test_of_a_pair_each_has_the_same_share_of_its_exchanges_behind_it(turns):
     walk.step()
     pair = laid[turns["F"] : -turns["B"]]
     assert len(pair) == sum(turns.values())
+    assert pair[:2] == [("B", 1), ("F", 1)]
     done = {"F": 0, "B": 0}
     for kind, count in pair:
         done[kind] = count

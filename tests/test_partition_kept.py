@@ -179,6 +179,19 @@ def test_activations_in_8_bits_are_those_of_products_and_gates() -> None:
     assert narrow.stashed == pytest.approx(plain.stashed * eighth)
 
 
+def test_what_predicts_a_further_token_keeps_its_block_in_8_bits_and_what_its_logits_read_in_16() -> None:
+    made = model("deepseek-v3", seq_len=1024, layers=4, mtp=1, implementation="fused")
+    saved = []
+    for short in (False, True):
+        parallel = ParallelConfig(ep=8, etp=1, dispatcher="alltoall", float8_activations=short)
+        (layer,) = (x for x in partition(made, parallel).stages[0].layers if x.kind == "mtp")
+        saved.append({k.name: k.saved for w in layer.forward if isinstance(w, Work) for k in w.kernels})
+    was, now = saved
+    for name in ("join", "expert_gate"):
+        assert 0 < now[name] == pytest.approx(was[name] * (1 + 4 / 128) / 2)
+    assert now["logits"] == was["logits"] > 0
+
+
 def test_backward_holds_gradients_of_the_tensors_on_both_sides_of_a_kernel() -> None:
     """At the gate of an MLP: its output's, those of the two products that it reads, and that of the residual stream,
     while the last product's input is given back."""

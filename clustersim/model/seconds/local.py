@@ -8,7 +8,7 @@ from clustersim.core.model import Kernel, Tensor
 from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.host import HostLaw
 from clustersim.model.seconds.optimizer import optimizer_time
-from clustersim.model.seconds.price import Pass, cast_time, price, unpack_time
+from clustersim.model.seconds.price import Pass, cast_time, in_recipe, price, unpack_time
 
 Runs = tuple[tuple[tuple[Kernel, ...], str], ...]
 """Kernels, and which part of each runs: see :func:`clustersim.model.seconds.price.price`."""
@@ -32,6 +32,10 @@ class LocalCost:
     state_bytes: int
     host: HostLaw | None = None
     _known: dict[tuple[object, ...], tuple[Runs, Pass]] = field(default_factory=dict, init=False, repr=False)
+
+    def in_recipe(self, kind: str) -> bool:
+        """Whether linears of a layer of this ``kind`` run in 8 or 4 bits, where the setting says so."""
+        return in_recipe(self.where, kind)
 
     def work(self, runs: Runs, *, dense: bool, cast: int = 0, packed: tuple[Tensor, ...] = ()) -> Pass:
         """Runs of kernels, back to back. ``dense`` : as in :func:`~clustersim.model.seconds.price.price`. ``cast`` :

@@ -20,7 +20,6 @@ from clustersim.core.texts import Table
 from clustersim.model.seconds.base import setting
 from clustersim.model.seconds.host import STREAMS, HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
-from clustersim.model.seconds.price import in_recipe
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.schema import WHOLE_STEP
 from clustersim.scenario.file.splitting import MEGATRON
@@ -222,7 +221,7 @@ def _chunk_costs(parts: Partition, local: LocalCost) -> PassCosts:
     chunks = sorted((chunk for stage in parts.stages for chunk in stage.chunks), key=lambda chunk: chunk.stage)
     spent = {"F": 0.0, "R": 0.0, "I": 0.0, "W": 0.0}
     for layer in chunks[len(chunks) // 2].layers:
-        dense = in_recipe(local.where, layer.kind)
+        dense = local.in_recipe(layer.kind)
         for item in (*layer.forward, *layer.backward):
             if isinstance(item, Work):
                 spent[item.part] += local.work(((item.kernels, item.part),), dense=dense).seconds

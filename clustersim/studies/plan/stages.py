@@ -17,7 +17,6 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.seconds.local import LocalCost
-from clustersim.model.seconds.price import in_recipe
 from clustersim.studies.plan.traffic import TrafficBounds
 from clustersim.training.builder.laying import EXPERTS, PARTS
 from clustersim.training.builder.stage_memory import MicroBatchBytes, MicroBatchStash
@@ -82,7 +81,7 @@ def least_of(layer: LocalLayer, kind: str, local: LocalCost, traffic: TrafficBou
 
     def work(items: Sequence[Work]) -> float:
         runs = tuple((item.kernels, item.part) for item in items)
-        seconds = local.work(runs, dense=in_recipe(local.where, layer.kind)).seconds if runs else 0.0
+        seconds = local.work(runs, dense=local.in_recipe(layer.kind)).seconds if runs else 0.0
         return seconds * (load if runs and items[0].name == EXPERTS else 1.0)
 
     def exchange(item: Exchange) -> float:
@@ -91,7 +90,7 @@ def least_of(layer: LocalLayer, kind: str, local: LocalCost, traffic: TrafficBou
         return traffic.seconds(item.kind, item.elements * size * batch, item.dims, item.matrix)
 
     runs = tuple((item.kernels, item.part) for _, item in played if isinstance(item, Work))
-    floor = local.work(runs, dense=in_recipe(local.where, layer.kind)).seconds if runs else 0.0
+    floor = local.work(runs, dense=local.in_recipe(layer.kind)).seconds if runs else 0.0
     return LeastSeconds(floor, max(floor, _played(played, work, exchange)))
 
 

@@ -16,7 +16,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, HOST_CALL, Collective, Compute, Recv, Send
 from clustersim.model.seconds.host import HostLaw
 from clustersim.model.seconds.local import LocalCost, Runs
-from clustersim.model.seconds.price import Pass, in_recipe
+from clustersim.model.seconds.price import Pass
 from clustersim.training.partition.base import Chunk, Exchange, Item, LocalLayer, Stage, Work
 from clustersim.training.partition.nodes import WAITS
 from clustersim.training.schedules.base import Action
@@ -159,7 +159,7 @@ class StageOps:
         """
         items = layer.forward if kind == "F" else layer.backward
         modules: set[tuple[str, ...]] = set()
-        dense = in_recipe(self.cost.where, layer.kind)
+        dense = self.cost.in_recipe(layer.kind)
         spent = 0.0
         for piece in self.runs(layer, kind)[0]:
             if not isinstance(piece, WorkRun):
@@ -196,7 +196,7 @@ class StageOps:
 
     def price(self, layer: LocalLayer, run: WorkRun) -> Pass:
         """What a run of a layer's works costs."""
-        dense = in_recipe(self.cost.where, layer.kind)
+        dense = self.cost.in_recipe(layer.kind)
         if run.items[0]:
             return self.cost.work(run.runs, dense=dense)
         # Quantised weights are written out for each pass that reads them: forward, forward again, gradients of inputs.

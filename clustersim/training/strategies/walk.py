@@ -150,7 +150,10 @@ class RankWalk:
         """One action; or two whose kernels take turns, so that one's exchanges run beside the other's kernels.
 
         Whoever has the smaller share of its exchanges behind it is next: a backward that repeats some has more of them
-        than a forward, and both must end together to hide each other to the end.
+        than a forward, and both must end together to hide each other to the end. Backward is first, whose gradients
+        travel to the experts beside forward's attention; forward's tokens then travel beside the experts of backward
+        (Megatron-LM core/models/common/model_chunk_schedule_plan.py, ``TransformerLayerSchedulePlan.run``; DeepSeek-V3,
+        figure 4).
         """
         if len(slot) == 1 and self.lay_pass is not None:
             (action,) = slot
@@ -163,7 +166,7 @@ class RankWalk:
             turns = [1 + sum(self.turns((a.chunk, i), a) for i in range(self.depths[a.chunk])) for a in slot]
         done = [0] * len(slot)
         while threads:
-            k = min(threads, key=lambda k: done[k] / turns[k])
+            k = min(threads, key=lambda k: (done[k] / turns[k], slot[k].kind == "F"))
             done[k] += 1
             if next(threads[k], _OVER) is _OVER:
                 del threads[k]
