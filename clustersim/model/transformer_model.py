@@ -11,8 +11,8 @@ from typing import TypedDict, Unpack
 
 from clustersim.core.errors import ModelError, nearest
 from clustersim.core.model import Kernel, Layer, Model
+from clustersim.model import attention_kernels, naming
 from clustersim.model import kernels as K
-from clustersim.model import naming
 from clustersim.model.base import TransformerShape, checked
 from clustersim.model.experts import expert_kernels
 from clustersim.model.families import families
@@ -303,7 +303,7 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
     h = s.d_model
     queries = s.width * (2 if s.attn_gate else 1)
     if s.latent:
-        projections = list(K.latent_projections(s, s.latent))
+        projections = list(attention_kernels.latent_projections(s, s.latent))
     elif _splits_qkv(s):
         made = {"k": s.key_elements, "v": s.value_elements if s.kv_from == "own" else 0}
         own = (K.sharing_input(K.linear(name, t, h, width)) for name, width in made.items() if width)
@@ -315,12 +315,12 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
             joined = float(t) * (queries + 2 * s.kv_width)
             projections.append(K.memory("qkv_split", joined, K.Passes(0, 2, 0, 1), cut="heads"))
     if s.indexer:
-        projections += K.indexer_kernels(s, s.indexer)
+        projections += attention_kernels.indexer_kernels(s, s.indexer)
     gate: K.Kernels = ()
     if s.attn_gate:
         elements = float(t) * s.width
         gate = (K.memory("attention_gate", elements, K.Passes(5, 9, 2, 3), cut="heads", saved=2),)
-    return (*projections, *K.attention(s), *gate, K.linear("out", t, s.heads * s.value_dim, h))
+    return (*projections, *attention_kernels.attention(s), *gate, K.linear("out", t, s.heads * s.value_dim, h))
 
 
 def _backward_sums(s: TransformerShape) -> K.Kernels:

@@ -1,0 +1,144 @@
+"""The GPU kernels of attention between its projections, of latent attention with them, and an indexer's.
+
+Bytes are counted as in :mod:`clustersim.model.kernels`; ``eager`` attention makes the matrix of scores, ``flash`` none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clustersim.core.model import Kernel
+from clustersim.model import kernels as K
+from clustersim.model.base import TransformerShape
+from clustersim.model.families import families
+from clustersim.model.sizes import Indexer, Latent
+
+
+def latent_projections(s: TransformerShape, a: Latent) -> K.Kernels:
+    """Multi-head latent attention, from the block's normed input to whole queries, keys and values: projections of low
+    rank, their norms, rotation. DeepSeek-V2, arXiv:2405.04434, section 2.1, as ``modeling_deepseek.py`` and
+    Megatron-LM's ``multi_latent_attention.py`` train it: keys and values are projected up for every head, and attention
+    runs on whole heads (nothing is absorbed).
+
+    Down projections and their norms are whole on every tensor-parallel rank, on its own tokens under sequence
+    parallelism; up projections are cut by heads (Megatron-LM's ``linear_q_down_proj`` is duplicated).
+    """
+    t = s.seq_len
+    h = s.d_model
+    if a.q_rank:
+        queries = [
+            K.linear("q_down", t, h, a.q_rank),
+            _latent_norm(s, "q_latent_norm", a.q_rank),
+            replace(K.linear("q_up", t, a.q_rank, s.width), cut="column"),
+        ]
+    else:
+        queries = [replace(K.linear("q", t, h, s.width), cut="column")]
+    rotated = float(t * (s.heads + 1) * a.rope)
+    copied = float(t * s.width) * (1 if s.implementation == "fused" else 2)  # keys, op by op also queries, are joined
+    return (
+        *queries,
+        K.sharing_input(K.linear("kv_down", t, h, a.kv_rank + a.rope)),
+        _latent_norm(s, "kv_latent_norm", a.kv_rank),
+        replace(K.linear("kv_up", t, a.kv_rank, s.heads * (a.nope + a.value)), cut="column"),
+        # Its n is the width of the rotated keys that all heads share, its k the tokens.
+        replace(K.memory("rotary", rotated, K.ROTARY[s.implementation == "fused"]), cut="heads", n=a.rope, k=t),
+        replace(K.memory("join_heads", copied, K.Passes(2, 2)), cut="heads"),
+    )
+
+
+def _latent_norm(s: TransformerShape, name: str, width: int) -> Kernel:
+    """A norm of the latent vector, whose scaling counts as a product (as Megatron-LM counts it among its FLOPs)."""
+    flops = 2.0 * s.seq_len * width
+    return replace(K.norm(s, name, float(s.seq_len * width)), flops=flops, backward_flops=2 * flops)
+
+
+def indexer_kernels(s: TransformerShape, x: Indexer) -> list[Kernel]:
+    """DeepSeek-V3.2's indexer: scores of small heads over all earlier tokens, their weighted sum, and the best of it.
+    Of attention that is not latent (MiniMax-M3) its queries are projected from the block's input, and scores have no
+    weights: each head chooses for the query heads that share a key.
+
+    Its projections are whole on every tensor-parallel rank, and no gradient of the model goes through it.
+    """
+    t = s.seq_len
+    pairs = float(s.seq_len) ** 2 / 2
+    products = [
+        K.linear("index_q", t, s.latent.q_rank if s.latent else s.d_model, x.heads * x.dim),
+        K.linear("index_k", t, s.d_model, x.dim),
+    ]
+    if s.latent:
+        products.append(K.linear("index_weights", t, s.d_model, x.heads))
+    scores = replace(
+        K.batched("index_scores", x.heads, t, t, x.dim),
+        flops=2.0 * pairs * x.heads * x.dim,
+        backward_flops=0.0,
+        backward_nbytes=0.0,
+        backward_launches=0,
+        nbytes=pairs + float(t) * x.heads * x.dim,
+        cut="whole",
+    )
+    chosen = K.memory("index_top_k", pairs, K.Passes(3, 0, 3, 0), cut="whole")
+    return [*(K.sharing_input(product) for product in products), scores, chosen]
+
+
+def attention(s: TransformerShape) -> K.Kernels:
+    """Everything between the q, k, v projections and the output projection."""
+    kernels: list[Kernel] = []
+    tokens = float(s.seq_len)
+    if s.qk_norm:
+        values = s.value_elements if s.qk_norm_of == "values" else 0
+        kernels.append(replace(K.norm(s, "qk_norm", tokens * (s.width + s.key_elements + values)), cut="heads"))
+    if s.positions == "rotary" and not s.latent:
+        passes = K.WIDE_ROTARY if s.wide_rotation and not s.fuses_rotation else K.ROTARY[s.fuses_rotation]
+        kernels.append(K.memory("rotary", tokens * (s.width + s.key_elements), passes, cut="heads"))
+    if s.kv_heads < s.heads and not s.fuses and s.attention == "eager":
+        # Keys and values are copied out to every query head, which fused attention takes as they are; backward sums
+        # the copies.
+        copied = tokens * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim) / 2
+        kernels.append(K.memory("repeat_kv", copied, K.Passes(2, 2, 2, 2), cut="heads"))
+    return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
+
+
+def _flash(s: TransformerShape) -> K.Kernels:
+    flops = 2.0 * s.attended_pairs * s.heads * (s.head_dim + s.value_dim)
+    qkvo = float(s.seq_len) * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim)
+    return (
+        Kernel(
+            "attention",
+            "attention",
+            flops=flops,
+            backward_flops=2.5 * flops,
+            nbytes=qkvo,
+            backward_nbytes=2 * qkvo,
+            heads=s.heads,
+            head_dim=s.head_dim,
+            seq=s.seq_len,
+            causal=s.causal,
+            launches=1,
+            backward_launches=3,
+            cut="heads",
+            saved=float(s.seq_len) * (s.width + s.key_elements + s.value_elements),
+        ),
+    )
+
+
+def _eager(s: TransformerShape) -> K.Kernels:
+    t = s.seq_len
+    square = float(s.heads) * s.seq_len**2
+    saved = float(t) * (s.width + s.key_elements + s.value_elements)
+    # The softmax's output, and behind a dropout the dropped one with its mask (arXiv:2205.05198).
+    square_kept = (2 + K.MASK if s.attn_dropout else 1.0) * square
+    scores = replace(K.batched("scores", s.heads, t, t, s.head_dim), saved=saved)
+    context = K.batched("context", s.heads, t, s.value_dim, t)
+    if s.fuses:
+        ops = [K.memory("softmax", square, K.Passes(2, 3), cut="heads")]
+    else:
+        ops = [
+            K.memory(name, square, passes, cut="heads")
+            for name, passes in K.SCORES[families()[s.family].scores].items()
+        ]
+    if s.implementation != "fused" and s.attn_dropout:
+        ops.append(K.memory("dropout", square, K.DROPOUT, cut="heads"))
+    ops = [replace(op, saved=square_kept) if op.name == "softmax" else op for op in ops]
+    # Splitting and merging heads copies q, k, v and the output (torch.matmul needs them contiguous).
+    copies = K.memory("head_copies", float(t * s.d_model), K.Passes(2, 2), times=4, cut="heads")
+    return (copies, scores, *ops, context)
