@@ -473,3 +473,15 @@ def test_ranks_that_fill_no_nodes_are_asked_for():
         exchange.read([text], {"topology": "hgx-h100"})
     asked = exchange.read([text], {"topology": "hgx-h100", "nodes": 2, "gpus_per_node": 6})
     assert asked.scenario
+
+
+def test_an_import_refuses_what_its_run_would():
+    launch = (
+        AXOLOTL + "adapter: lora\nlora_r: 8\nlora_target_linear: true\nfsdp_config:\n  fsdp_offload_params: false\n"
+    )
+    for version, said in (("", "no fsdp_config.fsdp_version"), ("  fsdp_version: 1\n", "fsdp_version 1")):
+        why = rf"a\.yaml: .*{said}.*: version = 1 has flat parameters.* use version = 2"
+        with pytest.raises(ScenarioError, match=why):
+            read(f"{launch}{version}")
+    second = read(f"{launch}  fsdp_version: 2\n").scenario
+    assert second.prepare().model.partly_frozen

@@ -37,8 +37,9 @@ from clustersim.model import named_models as models
 from clustersim.model.published import configs, known_as
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Table as Tables
-from clustersim.scenario.file.splitting import MEGATRON, PLAYED, cause, with_micro_batches
-from clustersim.scenario.run.parts import model_of, placed
+from clustersim.scenario.file.splitting import MEGATRON, PLAYED, cause
+from clustersim.scenario.run.held import held
+from clustersim.scenario.run.parts import model_of
 from clustersim.training.strategies.zero_config import HF_AUTO
 
 SIXTEEN = ("bf16.enabled", "fp16.enabled")
@@ -134,7 +135,7 @@ def read(
         torchtitan.fill(fields, world)
     tables = _tables(table, fields, place, world)
     tables["run"] = {**tables.get("run", {}), **(run or {})}
-    check = partial(checked, tables, Path(path), fields)
+    check = partial(checked, tables, Path(path), fields, table, read)
     result = adapters.passed_over(tables, notes, check) if table.name == "accelerate" else check()
     said_tables, result = shorter(tables, result, Path(path))
     notes += _unsaid(fields, result)
@@ -412,22 +413,29 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     return cluster_table, ranks
 
 
-def checked(tables: Tables, path: Path, fields: ScenarioFields) -> Scenario:
-    """The scenario, on its machine. Raises :class:`ScenarioError` that names the option behind the wrong field."""
+def checked(
+    tables: Tables, path: Path, fields: ScenarioFields, table: FrameworkTable, read: Sequence[Document]
+) -> Scenario:
+    """The scenario, on its machine, as far as ``clustersim run`` checks it before it writes a step.
+
+    Raises :class:`ScenarioError` that names the option behind the wrong field, or the one whose default it is.
+    """
     try:
         checked_scenario = scenario.from_table(tables, path)
-        _, mesh = placed(checked_scenario)
-        with_micro_batches(checked_scenario, mesh)
-        model_of(checked_scenario)
+        held(checked_scenario)
     except ClusterSimError as wrong:
         match = re.search(r"\(at \$\.([\w.]+)", str(wrong))
         field = match[1] if match else ""
         inside = (by for name, by in fields.by.items() if field and name.startswith(f"{field}."))
         by = fields.by.get(field) or fields.by.get(batches.OF.get(field, "")) or next(inside, None)
-        if by is None:
-            raise
+        row = next((row for row in table.every() if row.field == field and row.default == fields.get(field)), None)
         problem = str(wrong).removeprefix(f"{path}: ")
-        raise ScenarioError(f"{by.where}: {by.name} {shown(by.value)}: {problem}") from None
+        if by is not None:
+            raise ScenarioError(f"{by.where}: {by.name} {shown(by.value)}: {problem}") from None
+        if row is None or row.default is None:
+            raise
+        silent = next((file.name for file in read if any(at == row.at for at, _ in file.options)), read[0].name)
+        raise ScenarioError(f"{silent}: no {row.option}, which is {shown(row.default)} then: {problem}") from None
     return checked_scenario
 
 

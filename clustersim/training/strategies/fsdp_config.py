@@ -179,8 +179,9 @@ def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> FSDPPlan:
     parameters."""
     if config.version == 1 and model.partly_frozen:
         raise ProgramError(
-            "version = 1 gathers and reduces flat parameters, in which frozen ones are not told from others; use "
-            "version = 2 (at $.strategy.version)"
+            "version = 1 has flat parameters: PyTorch flattens no frozen ones with trained ones, reduces the gradients "
+            "of both with use_orig_params, and PEFT's policy wraps each trained layer apart, none of which is played; "
+            "use version = 2 (at $.strategy.version)"
         )
     wrapped = sharded.units(
         model.layers,
