@@ -300,3 +300,42 @@ def test_files_of_two_formats_are_not_mixed(tmp_path):
     (tmp_path / "b").write_text(LINE.format(op="all_reduce", ms="1", size="1.0 MB", alg="1", bus="1"))
     with pytest.raises(TraceError, match="read them one at a time"):
         traces.read(tmp_path)
+
+
+BARE = """It stays at this:
+     8388608       2097152     float     sum      -1    125.0   67.11  117.44      0    124.0   67.65  118.39      0
+    16777216       4194304     float     sum      -1    180.0   93.21  163.11      0    181.0   92.69  162.21    N/A
+"""
+PLAIN = """
+     8388608       2097152     float    none      -1    125.0   67.11   67.11      0    124.0   67.65   67.65      0
+"""
+
+
+def test_rows_without_their_header_have_thirteen_columns_in_one_order(tmp_path):
+    for text in (BARE, "\n".join(f"[1,0]<stdout>:{line}" for line in BARE.splitlines()), BARE.replace(" N/A", "0e+00")):
+        (tmp_path / "log").write_text(text)
+        found = traces.read(tmp_path / "log")
+        assert [(row.kind, row.ranks, row.nbytes, row.launch) for row in found.rows] == [
+            ("all_reduce", 8, 8388608.0, ""),
+            ("all_reduce", 8, 16777216.0, ""),
+        ]
+        assert [(row.seconds, row.seconds_in_place) for row in found.rows] == [
+            pytest.approx((125e-6, 124e-6)),
+            pytest.approx((180e-6, 181e-6)),
+        ]
+        assert any("no header above the rows" in note for note in found.notes)
+
+
+def test_rows_without_their_header_that_do_not_tell_their_collective_are_asked_for_it(tmp_path):
+    with pytest.raises(TraceError, match=r"log:2: .*write above them the command .* and its lines # Rank"):
+        read(tmp_path / "log", PLAIN)
+    found = read(tmp_path / "log", f"$ ./broadcast_perf -b 8M\n{PLAIN}")
+    assert [(row.kind, row.ranks) for row in found.rows] == [("broadcast", 0)]
+    assert any("nothing says how many ranks" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("change", [("125.0", "12.50"), ("float", ""), ("  0    124.0   67.65   67.65      0", "")])
+def test_cells_that_may_be_of_other_columns_are_not_taken_for_these(tmp_path, change):
+    (tmp_path / "log").write_text(f"all_gather_perf\n{PLAIN.replace(*change)}")
+    with pytest.raises(TraceError, match="no table of nccl-tests"):
+        traces.read(tmp_path / "log", format="nccl_tests")

@@ -1,4 +1,4 @@
-"""Which collective an nccl-tests table is of, and of how many ranks, where nothing above it says so.
+"""What an nccl-tests table is of, where nothing above it says so: its columns, its collective, how many ranks.
 
 A table prints two bandwidths whose ratio is the collective's bus factor (nccl-tests doc/PERFORMANCE.md), with two
 decimals: small rows say little, so the whole table is one witness. What it reduces, its root, and whether in-place
@@ -8,6 +8,7 @@ the rest; what they leave open stays unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,6 +19,30 @@ Cells: TypeAlias = dict[str, list[str]]
 """Column name -> its cells, out of place first."""
 MOST_RANKS = 512
 """Ranks that a ratio is tried for; the factors of larger groups lie closer together than what is printed."""
+BARE = re.compile(
+    r"(?m)\b\d+[ \t]+\d+[ \t]+[a-z]\w*[ \t]+(?:sum|prod|min|max|avg|mulsum|none)[ \t]+-?\d+"
+    r"(?:[ \t]+\d+(?:\.\d+)?){3}[ \t]+(\d+|\d(?:\.\d+)?e[+-]\d+|N/A)"
+    r"(?:[ \t]+\d+(?:\.\d+)?){3}[ \t]+(?:\d+|\d(?:\.\d+)?e[+-]\d+|N/A)[ \t\r]*$"
+)
+"""A row of thirteen cells, which every version that prints as many has in one order."""
+
+
+def columns_of(line: str) -> list[str]:
+    """The columns of a row that was pasted without its header; none where they cannot be those, as where size and
+    time do not give algbw.
+
+    >>> columns_of("4096 1024 float sum -1 10.0 0.41 0.72 0 9.9 0.41 0.72 0")[5:9]
+    ['time', 'algbw', 'busbw', '#wrong']
+    """
+    match = BARE.fullmatch(line.strip())
+    words = line.split()
+    if match is None or float(words[5]) <= 0.0:
+        return []
+    rate = float(words[0]) / float(words[5]) / 1e3  # bytes a us are MB/s
+    if abs(rate - float(words[6])) > 0.02 * rate + 0.01:
+        return []
+    timed = ["time", "algbw", "busbw", "error" if "e" in match[1] else "#wrong"]
+    return ["size", "count", "type", "redop", "root", *timed, *timed]
 
 
 @dataclass(frozen=True)

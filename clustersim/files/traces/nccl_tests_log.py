@@ -21,7 +21,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
 from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.nccl_tests_guess import Cells, guessed, ranks_of
+from clustersim.files.traces.nccl_tests_guess import BARE, Cells, columns_of, guessed, ranks_of
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of
 
 _RANK = re.compile(
@@ -45,13 +45,15 @@ _ENV = re.compile(
     r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE))=([^\s\"']+)"
 )
 _TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
+UNNAMED = "a collective the log does not name (write the command, such as all_gather_perf, above)"
 _HEADER = ("size", "count", "type")
 
 
 def sniff(head: Head) -> Likeness:
     """Whether this is nccl-tests' text."""
     named = "# nThread" in head.text or "algbw" in head.text
-    return likeness(named=named, shaped=bool(_TABLE.search(head.text)))
+    found = likeness(named=named, shaped=bool(_TABLE.search(head.text)))
+    return max(found, Likeness.AMONG) if BARE.search(head.text) else found
 
 
 def sniff_json(head: Head) -> Likeness:
@@ -92,10 +94,13 @@ class _NcclTestsRun:
     own: dict[str, str] = field(default_factory=dict)  # of its command line
     hosts: dict[str, str] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
+    started: bool = False  # its threads and GPUs were said
     milliseconds: bool = False  # of a table without units, as NCCL 1 and the first nccl-tests print it
 
     @property
     def launch(self) -> str:
+        if not self.gpus:  # of rows without the lines above them
+            return ""
         return "threads" if self.threads > 1 else "single_process" if self.gpus > 1 else "process_per_gpu"
 
     @property
@@ -125,7 +130,7 @@ def read(path: Path) -> Samples:
     tables = 0
     rows: list[_Row] = []
     notes: list[str] = []
-    own = 0
+    own = bare = 0
     begun: list[str] = []  # of a row that a line of NCCL's own has cut
     for number, raw in enumerate(prefixes.lines(path, _WANTED), start=1):
         line = raw.strip()
@@ -133,6 +138,10 @@ def read(path: Path) -> Samples:
         if not line:
             continue
         words = line.lstrip("#").split()
+        if not columns and (columns := columns_of(line)):
+            tables += 1
+            bare = number
+            run.gpus = run.gpus if run.started else 0
         if tuple(words[:3]) == _HEADER or tuple(words[:3]) == ("bytes", "N", "type"):
             _table(rows, run, sieve, str(path), notes)
             columns = words
@@ -149,7 +158,7 @@ def read(path: Path) -> Samples:
                 rows.append(_Row(cells, run.kind, f"{path}:{number}", run.settings))
         elif match := _START.match(line):  # the lines that name its program and library come before this one
             _table(rows, run, sieve, str(path), notes)
-            run = _NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env, run.own)
+            run = _NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env, run.own, started=True)
         elif match := _CONCLUDED.search(line):  # of the table above, where nothing before it named it
             rows = [replace(row, kind=row.kind or kind_of(match[1])) for row in rows]
         else:
@@ -157,6 +166,8 @@ def read(path: Path) -> Samples:
     _table(rows, run, sieve, str(path), notes)
     if not tables:
         raise TraceError(f"{path}: no table of nccl-tests: no header with size, count, type, time, algbw and busbw")
+    if bare:
+        _ask(f"{path}:{bare}", sieve, notes)
     if not sieve.rows and not sieve.skipped:
         notes.append(f"{path}: the table is empty: the run ended before its first row")
     if own:
@@ -164,6 +175,20 @@ def read(path: Path) -> Samples:
             f"{path}: NCCL's own lines are in it, too; `clustersim trace --format nccl_debug` tells what they say"
         )
     return sieve.done(str(path), notes)
+
+
+def _ask(where: str, sieve: SampleSieve, notes: list[str]) -> None:
+    """Notes of rows without the lines that nccl-tests prints above them. Raises :class:`TraceError` where nothing tells
+    their collective."""
+    if not sieve.rows and UNNAMED in sieve.skipped:
+        raise TraceError(
+            f"{where}: rows of nccl-tests without the lines above them, and their bus bandwidth tells no collective; "
+            "write above them the command that printed them, such as all_reduce_perf, and its lines # Rank, which "
+            "say how many ranks it had"
+        )
+    notes.append(f"{where}: no header above the rows: thirteen columns, in the order that nccl-tests prints them")
+    if any(not row.ranks for row in sieve.rows):
+        notes.append(f"{where}: nothing says how many ranks these rows are of; keep the lines # Rank above them")
 
 
 def _whole_row(begun: list[str], line: str, words: list[str], columns: list[str]) -> tuple[list[str], list[str]]:
@@ -253,7 +278,7 @@ def _keep(
         return sieve.skip("a row without size or time")
     dtype = dtype_of(cells["type"][0])
     if kind is None:
-        return sieve.skip("a collective the log does not name (write the command, such as all_gather_perf, above)")
+        return sieve.skip(UNNAMED)
     if dtype is None:
         return sieve.skip(f"an element type that is not known ({cells['type'][0]})")
     wrong = [_number(word) for word in cells.get("#wrong", [])]
