@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from clustersim.files.traces import files
+from clustersim.files.traces import files, quoted
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CRI = re.compile(r"^(\S+ (?:stdout|stderr) )([FP]) (.*)$")
@@ -66,7 +66,12 @@ def stripped(line: str, wanted: str) -> str:
 
 
 def unpacked(text: str) -> Iterator[str]:
-    """Lines of a text, without a terminal's colours; those that Docker or a collector wraps in JSON as they were."""
+    """Lines of a text, without a terminal's colours; those that Docker or a collector wraps in JSON, and those inside
+    strings of a report, as they were."""
+    return quoted.taken_out(_unwrapped(text))
+
+
+def _unwrapped(text: str) -> Iterator[str]:
     for line in text.splitlines():
         plain = _ANSI.sub("", line) if "\x1b" in line else line
         yield _logged(plain) if plain.startswith('{"') and _WRAPPED.search(plain) else plain
