@@ -193,26 +193,32 @@ def _field(key: str, node: Node, inner: Node) -> KnobField:
     default_text = "" if empty else default if isinstance(default, str) else toml_value(default)
     low = inner.get("minimum")
     high = inner.get("maximum")
+    types = _types(inner)
     return KnobField(
         key,
         default=default_text,
         meaning=meaning[unit.end() :] if unit else meaning,
         unit=unit.group(1) if unit else "",
         choices=_choices(key, inner),
-        number=inner.get("type") in {"integer", "number"},
-        whole=inner.get("type") == "integer",
-        textual=inner.get("type") == "string"
-        or any(isinstance(enum_value, str) for enum_value in inner.get("enum", ())),
+        number=bool(types & {"integer", "number"}),
+        whole="integer" in types,
+        textual="string" in types or any(isinstance(enum_value, str) for enum_value in inner.get("enum", ())),
         low="" if low is None else f"{low:g}",
         # One that nobody meets but by a slip of the hand is the error's to tell.
         high="" if high is None or high >= 1e6 else f"{high:g}",
     )
 
 
+def _types(inner: Node) -> frozenset[str]:
+    """The types that a field's schema lets it have: one, or some of a list."""
+    types = inner.get("type", ())
+    return frozenset([types] if isinstance(types, str) else types)
+
+
 def _choices(key: str, inner: Node) -> tuple[str, ...]:
     if key in CHOICES:
         return tuple(CHOICES[key]())
-    if inner.get("type") == "boolean":
+    if _types(inner) == {"boolean"}:
         return "true", "false"
     return tuple(map(str, inner.get("enum", ())))
 
