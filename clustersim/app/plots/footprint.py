@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.app.plots.drawing import (
+    Axes,
+    Figure,
+    drawn_on,
+    inches_wide,
+    is_narrow,
+    legend_below,
+    plain_axes,
+    titled,
+)
 from clustersim.app.plots.style import INK, byte_unit, palette, part_styles
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
@@ -129,27 +138,22 @@ def memory_over_time(
     total = np.sum(list(columns.values()), axis=0)
     scale, unit = byte_unit(max(float(total.max()), capacity or 0.0))
     figure, axes = drawn_on(ax, 3.4)
+    if ax is None and is_narrow(figure):
+        figure.set_figheight(3.4 + 0.19 * ((len(columns) + 1) // 2))
     below = _stack(axes, columns, scale)
     peak = int(np.argmax(total))
     if capacity:
         _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=False)
-    axes.annotate(
-        f"peak {format_bytes(float(total[peak]))} at {moments[peak]}",
-        (peak + 0.5, below[peak]),
-        xytext=(0, 5),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=8.5,
-        color=INK,
-    )
+    _peak(axes, f"peak {format_bytes(float(total[peak]))} at {moments[peak]}", (peak + 0.5, below[peak]), len(moments))
     plain_axes(axes, ("bottom", "left"))
     _moment_ticks(axes, moments)
     axes.set_xlim(0, len(moments))
     axes.set_ylim(0, max(float(total.max()) * 1.12, (capacity or 0.0) * 1.06) / scale)
     axes.set_ylabel(f"memory [{unit}]", fontsize=9)
     handles = axes.get_legend_handles_labels()[0]
-    legend_below(figure, ax, axes, handles[::-1], side="right upper", handlelength=1.2)
+    # Beside the areas it would leave a phone a third of its width for them.
+    side = "lower center" if is_narrow(figure) else "right upper"
+    legend_below(figure, ax, axes, handles[::-1], side=side, handlelength=1.2)
     alt = f"Memory of one GPU over {len(moments)} moments of a step; peak at {moments[peak]}."
     return titled(figure, title, alt + _room(float(total.max()), capacity), ax)
 
@@ -176,20 +180,66 @@ def _stack(axes: Axes, columns: Mapping[str, Floats], scale: float) -> Floats:
     return below
 
 
-def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
-    """Phases below the axis: each begins where the first word of the moments changes."""
-    kinds = [m.split(" ")[0] for m in moments]
-    starts = [i for i, w in enumerate(kinds) if i == 0 or kinds[i - 1] != w]
-    ends = [*starts[1:], len(kinds)]
+def _peak(axes: Axes, label: str, place: tuple[float, float], n_moments: int) -> None:
+    """How much the most is, above it; near an end it reads from there inwards."""
+    share = place[0] / n_moments
+    half = 0.5 * LETTER * len(label) / inches_wide(axes)
+    side = "left" if share < half else "right" if share > 1 - half else "center"
+    axes.annotate(
+        label,
+        place,
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha=side,
+        va="bottom",
+        fontsize=8.5,
+        color=INK,
+    )
+
+
+LETTER = 0.075
+"""Inches that a letter of nine points takes."""
+
+
+def _phases(moments: Sequence[str], least: float) -> list[tuple[int, int, str]]:
+    """(begin, end, name) of the phases, each as long as the first word of the moments is the same. Those side by side
+    whose names are wider than they are have one name together; ``least`` : moments that a letter takes."""
+    kinds = [moment.split(" ")[0] for moment in moments]
+    starts = [i for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
     names = {"fwd": "forward", "bwd": "backward"}
-    axes.set_xticks(starts, [""] * len(starts))
-    for start, end in zip(starts, ends, strict=True):
+    phases: list[tuple[int, int, list[str]]] = []
+    crowded = False
+    for start, end in zip(starts, [*starts[1:], len(kinds)], strict=True):
+        name = names.get(kinds[start], kinds[start])
+        tight = len(name) + 1 > (end - start) / least
+        if tight and crowded and end < len(kinds):
+            begin, _, together = phases.pop()
+            phases.append((begin, end, together if name in together else [*together, name]))
+        else:
+            phases.append((start, end, [name]))
+        crowded = tight
+    return [(begin, end, ", ".join(sorted(together))) for begin, end, together in phases]
+
+
+def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
+    """Phases below the axis, with the names that there is room for: the widest phases' first."""
+    least = LETTER * len(moments) / inches_wide(axes)
+    phases = _phases(moments, least)
+    axes.set_xticks([begin for begin, *_ in phases], [""] * len(phases))
+    taken: list[tuple[float, float]] = []
+    for begin, end, name in sorted(phases, key=lambda phase: phase[0] - phase[1]):
+        width = least * len(name)
+        middle = (begin + end) / 2
+        right = min(middle + width / 2, max(float(len(moments)), middle))  # the last one ends with the axis
+        if any(right - width < other_right + least and left < right + least for left, other_right in taken):
+            continue
+        taken.append((right - width, right))
         axes.text(
-            (start + end) / 2,
+            right,
             -0.04,
-            names.get(kinds[start], kinds[start]),
+            name,
             transform=axes.get_xaxis_transform(),
-            ha="center" if end - start > 1 else "right",
+            ha="right",
             va="top",
             fontsize=9,
             color=INK,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, colour_bar, drawn_on, plain_axes, titled
+from clustersim.app.plots.drawing import Axes, Figure, colour_bar, drawn_on, is_narrow, plain_axes, titled
 from clustersim.app.plots.style import load_map, time_unit
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
@@ -41,6 +41,9 @@ def link_heat(
     links.sort(key=lambda i: -float(use.link_bandwidth[i]))
     level = np.array([binned(*use.series(i), begin, end) / use.link_bandwidth[i] for i in links])
     figure, axes = drawn_on(ax, 0.21 * len(links) + (1.65 if title else 1.35))
+    slim = ax is None and is_narrow(figure)  # names of two lines, and the scale below, leave the times their room
+    if slim:
+        figure.set_figheight(0.34 * len(links) + (1.95 if title else 1.65))
     scale, unit = time_unit(end - begin)
     image = axes.imshow(
         level,
@@ -58,9 +61,11 @@ def link_heat(
     labels = [
         name + (f"  (and {alike[i] - 1:,} alike)" if alike[i] > 1 else "") for name, i in zip(names, links, strict=True)
     ]
+    if slim:
+        labels = [label.replace(" -> ", " ->\n", 1) for label in labels]
     axes.set_yticks(range(len(links)), labels, fontsize=8)
     axes.set_xlabel(f"time [{unit}]", fontsize=9)
-    placing = {"location": "right", "fraction": 0.025, "aspect": 30, "pad": 0.01}
+    placing = {"location": "bottom" if slim else "right", "fraction": 0.025, "aspect": 30, "pad": 0.01}
     colour_bar(figure, axes, image, "share of the line rate", 8, **placing)
     peak = level.max(axis=1)
     mean = level.mean(axis=1)
