@@ -302,12 +302,14 @@ def test_an_error_says_its_file_or_option_once_and_the_key_that_was_written(tmp_
         {"parallel.schedule": "1f2b"},
         {"parallel.schedule_csv": str(tmp_path / "s.csv"), "parallel.pp": 2},
     ):
-        with pytest.raises(ScenarioError) as wrong:
-            scenario.load(PIPELINE, changes).prepare()
-        (key,) = [name for name in changes if name != "parallel.pp"]
-        assert str(wrong.value).count("--set") == 1
-        assert str(wrong.value).startswith(f"--set {key}: ")
-        assert str(wrong.value).endswith(f"(at $.{key})") or f"(at $.{key})" in str(wrong.value)
+        options = scenario.parse_overrides([f"{name}={value}" for name, value in changes.items()])
+        for source, written in (("changes", changes), ("--set", options)):
+            with pytest.raises(ScenarioError) as wrong:
+                scenario.load(PIPELINE, written).prepare()
+            (key,) = [name for name in changes if name != "parallel.pp"]
+            assert str(wrong.value).count(f"{source} ") == 1
+            assert str(wrong.value).startswith(f"{source} {key}: ")
+            assert str(wrong.value).endswith(f"(at $.{key})") or f"(at $.{key})" in str(wrong.value)
 
 
 @pytest.mark.parametrize(

@@ -170,14 +170,16 @@ def test_set_reaches_into_arrays():
 
 @pytest.mark.parametrize("key", ["cluster.nodes.x", "cluster.changes.7.match"])
 def test_set_into_what_is_no_table_is_refused(key):
-    with pytest.raises(ScenarioError, match="--set"):
+    with pytest.raises(ScenarioError, match=f"^changes {key}: "):
         override({"cluster": {"nodes": 1, "changes": []}}, {key: 1})
+    with pytest.raises(ScenarioError, match=f"^--set {key}: "):
+        override({"cluster": {"nodes": 1, "changes": []}}, parse_overrides([f"{key}=1"]))
 
 
 def test_an_error_of_a_set_value_names_the_option_and_not_the_file(tmp_path):
     path = write(tmp_path, GOOD)
     text = read_error(path, lambda path: scenario.load(path, {"cluster.nods": 2}))
-    assert text.startswith("--set cluster.nods: ")
+    assert text.startswith("changes cluster.nods: ")
     assert str(path) not in text
 
 
@@ -194,11 +196,24 @@ def test_an_error_inside_a_set_value_or_of_a_lower_layer_names_the_option_too(tm
     path = write(tmp_path, GOOD)
     changes = {"cluster.changes": [{"match": "node0/gpu0", "bandwidth": 100}]}
     assert read_error(path, lambda path: scenario.load(path, changes)).startswith(
-        "--set cluster.changes: 100 is a bare"
+        "changes cluster.changes: 100 is a bare"
     )
     for key, value in (("strategy.kind", "single"), ("cluster.topology", "nowhere"), ("run.optimizer", "adm")):
         text = read_error(path, lambda path, key=key, value=value: scenario.load(path, {key: value}).prepare())
+        assert text.startswith(f"changes {key}: ")
+        of_option = scenario.parse_overrides([f"{key}={value}"])
+        text = read_error(path, lambda path, key=key, options=of_option: scenario.load(path, options).prepare())
         assert text.startswith(f"--set {key}: ")
+
+
+def test_of_two_who_changed_a_field_the_later_is_named(tmp_path):
+    path = write(tmp_path, GOOD)
+    option = scenario.parse_overrides(["run.optimizer=adm"])
+    own = {"run.optimizer": "adm"}
+    loaded = scenario.load(path, {"run.optimizer": "sgd"})
+    assert read_error(path, lambda _: loaded.changed(option).prepare()).startswith("--set run.optimizer: ")
+    loaded = scenario.load(path, scenario.parse_overrides(["run.optimizer=sgd"]))
+    assert read_error(path, lambda _: loaded.changed(own).prepare()).startswith("changes run.optimizer: ")
 
 
 def test_paths_in_a_scenario_start_at_its_file(tmp_path, monkeypatch):

@@ -195,8 +195,11 @@ def test_a_wrong_table_is_one_line_with_file_field_and_what_would_be_right(case,
 
 
 def test_an_error_of_a_set_degree_names_the_option(tmp_path):
-    with pytest.raises(ScenarioError, match=re.escape("--set parallel.tp: tp = 3 does not fit into 64 ranks")):
+    with pytest.raises(ScenarioError, match=re.escape("changes parallel.tp: tp = 3 does not fit into 64 ranks")):
         mesh_of(read(tmp_path, changes={"parallel.tensor_parallel_degree": 3}))
+    option = scenario.parse_overrides(["parallel.tensor_parallel_degree=3"])
+    with pytest.raises(ScenarioError, match=re.escape("--set parallel.tp: tp = 3 does not fit into 64 ranks")):
+        mesh_of(read(tmp_path, changes=option))
 
 
 def test_a_batch_that_is_no_multiple_is_refused(tmp_path):

@@ -140,6 +140,9 @@ def test_nothing_after_the_sign_takes_a_field_away():
 def test_another_strategy_says_how_the_fields_of_the_files_own_are_taken_away():
     told = "gradient_as_bucket_view' = True; .*; --set strategy.gradient_as_bucket_view= takes it away"
     with pytest.raises(ScenarioError, match=told):
+        scenario.load("ddp_gpt2_xl_2x8_a100", scenario.parse_overrides(["strategy.kind=fsdp"]))
+    told = "gradient_as_bucket_view' = True; .*; changes strategy.gradient_as_bucket_view = None takes it away"
+    with pytest.raises(ScenarioError, match=told):
         scenario.load("ddp_gpt2_xl_2x8_a100", {"strategy.kind": "fsdp"})
     changes = scenario.parse_overrides(["strategy.kind=fsdp", "strategy.gradient_as_bucket_view="])
     assert scenario.load("ddp_gpt2_xl_2x8_a100", changes).file.strategy["kind"] == "fsdp"

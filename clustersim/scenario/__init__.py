@@ -30,6 +30,7 @@ from clustersim.scenario.file.reading import (
     parse_overrides,
     place,
     read_toml,
+    source_of,
 )
 from clustersim.scenario.file.schema import ScenarioFile
 
@@ -55,7 +56,7 @@ class Scenario:
     ----------
     name : the file's name without suffix. path : the file; relative paths inside it start there.
     file : the tables. config : ``[strategy]``, by the strategy's own Struct.
-    changes : what ``--set`` changed. table : what the file says, without the changes.
+    changes : what ``--set``, or a Python caller, changed. table : what the file says, without the changes.
     fit : what ``[measured]`` says of kernels and calls, once it has been asked (:mod:`clustersim.scenario.run.timed`).
     """
 
@@ -137,7 +138,9 @@ class Scenario:
         """The same with more fields changed. Raises :class:`ScenarioError` as :func:`load` does."""
         gone = excluded(changes)
         earlier = {key: value for key, value in self.changes.items() if key not in gone}
-        return from_table(self.table, self.path, {**earlier, **changes})
+        latest = {key: key for key in (*earlier, *changes)}  # of equal keys the later says who changed the field
+        merged = {latest[key]: value for key, value in {**earlier, **changes}.items()}
+        return from_table(self.table, self.path, merged)
 
     def prepare(self) -> Prepared:
         """Machine, model, costs and Program: everything before the run. Raises a ClusterSimError naming the field."""
@@ -197,7 +200,7 @@ def from_table(table: Table, path: str | Path = "scenario.toml", changes: Change
     kind = read.strategy.get("kind")
     if not isinstance(kind, str) or kind not in STRATEGIES:
         problem = "missing field 'kind'" if kind is None else f"unknown strategy {shown(kind)}"
-        source = "--set strategy.kind" if "strategy.kind" in changes else path
+        source = next((source_of(key) for key in changes if key == "strategy.kind"), path)
         raise ScenarioError(f"{source}: {problem}; {nearest(str(kind), STRATEGIES)} (at $.strategy.kind)")
     with place(str(path), "$.strategy", changes):
         misplaced(read.strategy, STRATEGIES[kind].config)

@@ -68,11 +68,12 @@ def run(
     """Simulate a scenario: SCENARIO is a .toml file, the name of a shipped one, or the folder of a plan."""
     from clustersim import scenario as scenarios
     from clustersim.app.cli.named import named_scenario
+    from clustersim.scenario.file.reading import OptionKey
 
     if wanted is not None and out is None:
         raise click.UsageError("--trace-ranks says what the trace of --out holds: name a folder with --out")
     ranks = rank_list((wanted,), "--trace-ranks") if wanted not in {None, ALL} else None
-    overrides = scenarios.parse_overrides(changes) | ({} if gpu is None else {"cluster.device": gpu})
+    overrides = scenarios.parse_overrides(changes) | ({} if gpu is None else {OptionKey("cluster.device"): gpu})
     loaded, _ = named_scenario(scenario, overrides, place)
     if any(incident.hangs for incident in loaded.file.incident):
         _say_hang(loaded, as_json, out, page)

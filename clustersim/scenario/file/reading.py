@@ -22,6 +22,23 @@ T = TypeVar("T", bound=msgspec.Struct)
 Changes: TypeAlias = Mapping[str, object]
 """Dotted field -> value, as ``--set`` says them; None takes the field away."""
 
+
+class OptionKey(str):
+    """A dotted field of :data:`Changes` that came from ``--set``: an error names the option. Of another it names the
+    changes of a Python caller."""
+
+    __slots__ = ()
+
+
+def source_of(key: str) -> str:
+    """What a caller wrote to change a field.
+
+    >>> source_of("cluster.nodes"), source_of(OptionKey("cluster.nodes"))
+    ('changes cluster.nodes', '--set cluster.nodes')
+    """
+    return f"--set {key}" if isinstance(key, OptionKey) else f"changes {key}"
+
+
 EXCLUSIVE = (
     ("model.hf_config", "model.name"),
     ("model.file", "model.name"),
@@ -87,7 +104,7 @@ def parse_overrides(texts: Iterable[str]) -> Table:
         least = "+" if value.strip() and value.strip()[0] != "[" else "*"  # a whole table is taken away, or a list
         if not equals or not re.fullmatch(rf"[\w-]+(\.[\w-]+){least}", key.strip()):
             raise ScenarioError(f"--set {short(text)}: write it as table.key=value, like cluster.nodes=4")
-        overrides[key.strip()] = _value(text, value.strip()) if value.strip() else None
+        overrides[OptionKey(key.strip())] = _value(text, value.strip()) if value.strip() else None
     return overrides
 
 
@@ -142,7 +159,7 @@ def override(table: Table, changes: Changes) -> Table:
                 value_at[_index(value_at, last, key)] = value
                 emptied += [value_at] if value is None else []
             elif not isinstance(value_at, dict):
-                raise ScenarioError(f"--set {key}: {parents[-1]!r} holds the value {shown(value_at)}, not a table")
+                raise ScenarioError(f"{source_of(key)}: {parents[-1]!r} holds the value {shown(value_at)}, not a table")
             elif value is None:
                 value_at.pop(last, None)
             else:
@@ -157,12 +174,12 @@ def _step(container: Any, part: str, key: str) -> Any:
         return container[_index(container, part, key)]
     if isinstance(container, dict):
         return container.setdefault(part, {})
-    raise ScenarioError(f"--set {key}: nothing named {part!r} inside the value {shown(container)}")
+    raise ScenarioError(f"{source_of(key)}: nothing named {part!r} inside the value {shown(container)}")
 
 
 def _index(items: list[Any], part: str, key: str) -> int:
     if not part.isdigit() or int(part) >= len(items):
-        raise ScenarioError(f"--set {key}: {part!r} is not an index of an array of {len(items)}")
+        raise ScenarioError(f"{source_of(key)}: {part!r} is not an index of an array of {len(items)}")
     return int(part)
 
 
@@ -179,7 +196,7 @@ def convert(
     Parameters
     ----------
     file : str, said first in an error. root : str, the field path of ``table`` in that file, ``"$.strategy"``.
-    changed : dotted keys that came from ``--set``, which an error names instead of the file.
+    changed : dotted keys of :data:`Changes`, which an error names instead of the file.
     dec_hook : msgspec's, for types with a unit.
 
     Raises :class:`ScenarioError`.
@@ -198,8 +215,10 @@ def _explain(message: str, table: Table, struct: type, file: str, root: str, cha
         name = match.group(1)
         table_at = f"{root}{path}".removeprefix("$.")
         wrong = f"unknown field {name!r} = {shown(value.get(name))}; {nearest(name, fields_of(kind) or ['nothing'])}"
-        if f"{table_at}.kind" in changed:  # the file's fields are those of another kind
-            wrong += f"; --set {table_at}.{name}= takes it away"
+        kind_key = next((key for key in changed if key == f"{table_at}.kind"), None)
+        if kind_key is not None:  # the file's fields are those of another kind
+            nothing = "=" if isinstance(kind_key, OptionKey) else " = None"
+            wrong += f"; {source_of(type(kind_key)(f'{table_at}.{name}'))}{nothing} takes it away"
         path += f".{name}"
     elif match := re.fullmatch(r"Object missing required field `(.*)`", problem):
         wrong = f"missing field {match.group(1)!r}; a table here holds {', '.join(fields_of(kind) or ['nothing'])}"
@@ -235,7 +254,7 @@ def place(file: str, field: str, changed: Iterable[str] = ()) -> Iterator[None]:
 
 
 def _source(file: str, field: str, changed: Iterable[str]) -> str:
-    """The option that set this field, or something it is part of; else the file."""
+    """What set this field, or something it is part of; else the file."""
     key = field.removeprefix("$.")
     option = next((name for name in changed if key == name or key.startswith((f"{name}.", f"{name}["))), None)
-    return f"--set {option}" if option else file
+    return source_of(option) if option else file

@@ -42,7 +42,10 @@ def own_names(table: Table, changes: Changes) -> tuple[Table, Changes]:
                     f"$.{name})"
                 )
         table = override(table | {"parallel": fields}, elsewhere)
-    return table, {key: value for name, change in changes.items() for key, value in _change(name, change).items()}
+    # A field under its own name is of the same source as what was written.
+    return table, {
+        type(name)(key): value for name, change in changes.items() for key, value in _change(name, change).items()
+    }
 
 
 def _change(name: str, value: object) -> Changes:

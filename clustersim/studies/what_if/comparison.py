@@ -270,5 +270,5 @@ def _row(own: Scenario, form: ComparisonCase) -> ComparisonRow:
 
 
 def told(text: str) -> str:
-    """An error without the option it names: nobody wrote it."""
-    return re.sub(r"^--set (strategy|parallel|cluster)[\w.]*: ", "", text)
+    """An error without the changes it names: nobody wrote them."""
+    return re.sub(r"^(?:--set|changes) (?:strategy|parallel|cluster)[\w.]*: ", "", text)
