@@ -182,3 +182,16 @@ def test_a_nic_that_still_has_a_channel_is_not_called_left_out():
 def test_a_part_without_its_node_is_named_with_it():
     with pytest.raises(TopologyError, match=r"did you mean 'node0/nic3', or 'node\*/nic3' of every node"):
         fabrics.change(fabrics.load("hgx-h100", nodes=NODES), Change("nic3", factor=0.5))
+
+
+@pytest.mark.parametrize(("factor", "told"), [(2, 1), (1, 0), (0.5, 0)])
+def test_check_says_which_links_are_faster_than_their_hardware_and_by_how_much(tmp_path, capsys, factor, told):
+    """A factor above 1 passed in silence, and what was computed of the machine was of none that exists."""
+    file = tmp_path / "mine.toml"
+    file.write_text(f'name = "mine"\nextends = "hgx-h100"\n[[changes]]\nmatch = "node*/nic3"\nfactor = {factor}\n')
+    with pytest.raises(SystemExit) as done:
+        main(["check", str(file), "--nodes", "2"])
+    assert not done.value.code
+    words = "node0/nic3 -> node0/pcie3 and 7 more links: 2 times the rate of the hardware"
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.count(words) == output.count("a what-if, not a machine") == told

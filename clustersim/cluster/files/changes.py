@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Bools, Ints
-from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.errors import TopologyError, nearest, several
 from clustersim.core.memo import kept_with_first
 from clustersim.core.topology import GPU, NIC, NodeType, Topology
+from clustersim.core.units import format_bandwidth
 
 FIRST_NODE = "node0/"
 """What names of the first node's parts begin with."""
@@ -27,7 +28,8 @@ class Change(msgspec.Struct, frozen=True):
     Parameters
     ----------
     match : str
-    factor : float, the links' bandwidth is multiplied by it; None leaves it. Below 1 drivers and NCCL do not see it.
+    factor : float, the links' bandwidth is multiplied by it; None leaves it. Below 1 drivers and NCCL do not see it;
+        above 1 the links are faster than their hardware, which ``Topology.assumed`` says.
     bandwidth : float [bytes/s], the links' new line rate, which drivers and NCCL read; None leaves it. Of a NIC it is
         the port's: its slot stays as wide as it is.
     remove : bool, the vertices (with their links) or the links are taken out.
@@ -74,9 +76,22 @@ def _hidden(topology: Topology, links: Bools, one: Change) -> Topology:
     """Links that deliver a share of what they say; faster ones say so themselves."""
     factor = np.where(links, one.factor or 1.0, 1.0)
     if one.factor is None or one.factor >= 1:
-        return replace(topology, link_bandwidth=topology.link_bandwidth * factor)
+        assumed = topology.assumed
+        if one.factor is not None and one.factor > 1 and links.any():
+            assumed = (*assumed, _faster(topology, links, one.factor))
+        return replace(topology, link_bandwidth=topology.link_bandwidth * factor, assumed=assumed)
     before = 1.0 if topology.hidden_factor is None else topology.hidden_factor
     return replace(topology, link_bandwidth=topology.link_bandwidth * factor, hidden_factor=before * factor)
+
+
+def _faster(topology: Topology, links: Bools, factor: float) -> str:
+    """Whose rate is above that of the hardware, and by how much."""
+    named = np.flatnonzero(links).tolist()
+    more = f" and {several(len(named) - 1, 'more link')}" if len(named) > 1 else ""
+    return (
+        f"{topology.link_name(named[0])}{more}: {factor:g} times the rate of the hardware "
+        f"({format_bandwidth(float(topology.link_bandwidth[named[0]]))}), by a factor above 1: a what-if, not a machine"
+    )
 
 
 def links_of(topology: Topology, match: str) -> list[int]:
