@@ -84,3 +84,12 @@ def test_keys_are_printed_without_a_scenario(clustersim):
     assert "| `limits.deadline` | time with unit |" in done.stdout
     assert "limits.deadline" in clustersim("describe", "--keys", "plan").stdout
     assert clustersim("describe").returncode == 2
+
+
+def test_what_a_router_s_mask_costs_the_host_is_said_where_fusion_is_switched(clustersim):
+    """Without ``permute_fusion`` a step has waits of the host (tests/test_expert_parallel.py) that no page spoke of."""
+    rows = clustersim("schema", "scenario", "--markdown").stdout.splitlines()
+    (row,) = (row for row in rows if row.startswith("| `parallel.permute_fusion` |"))
+    for words in ("host waits for the mask's sum", "ahead of `alltoall`'s permutation", "behind DeepEP's dispatch"):
+        assert words in row
+    assert row in (ROOT / "scenarios" / "README.md").read_text().splitlines()

@@ -112,7 +112,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     router_padding : the router's map has each expert's tokens padded to what products in 8 bits take (Megatron's
         ``moe_router_padding_for_quantization``); else a kernel copies their rows ahead of the products, and back.
     permute_fusion : tokens are brought into the order of experts, and summed, by one pass (Megatron's
-        ``moe_permute_fusion``).
+        ``moe_permute_fusion``). Without it a mask picks the rows, and Megatron's host waits for the mask's sum: ahead
+        of ``alltoall``'s permutation, behind DeepEP's dispatch (core/transformer/moe/moe_utils.py, ``permute``).
     routing : see :class:`Routing`.
     shared_expert_overlap : shared experts run on a side stream beside dispatch and combine.
     ep_overlap : experts' communication of one micro-batch beside the compute of another (Megatron's
