@@ -230,8 +230,9 @@ class ChangeSpec(_StrictTopology, frozen=True):
 
     Parameters
     ----------
-    match : what. factor : its bandwidth is multiplied by it; below 1 NCCL does not see that. bandwidth : its new line
-    rate, which NCCL reads. remove : what is gone, or true: what ``match`` is. source : where that is from.
+    match : what. factor : its bandwidth is multiplied by it; below 1 NCCL does not see that, above 1 it is a what-if,
+        of which ``clustersim check`` warns. bandwidth : its new line rate, which NCCL reads. remove : what is gone, or
+        true: what ``match`` is. source : where that is from.
     """
 
     match: str | None = None
