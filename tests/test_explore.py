@@ -236,7 +236,7 @@ def test_a_page_may_run_its_own_script_and_load_nothing(client):
 def test_a_bad_field_is_told_in_the_usual_line_at_its_field(client):
     reply = play(client, {"cluster.nodes": "0"}, {})
     with pytest.raises(ScenarioError) as usual:
-        scenario.load(SMALL, {"cluster.nodes": 0})
+        scenario.load(SMALL, scenario.parse_overrides(["cluster.nodes=0"]))
     assert (reply["html"], reply["field"], reply["error"]) == ("", "cluster.nodes", str(usual.value))
     late = play(client, {"cluster.gpus_per_node": "9"}, {})  # which only the machine can tell
     assert (late["html"], late["field"]) == ("", "cluster.gpus_per_node")
