@@ -49,6 +49,11 @@ class HostMemory(msgspec.Struct, frozen=True):
         return verdict_of(self.kept_bytes, self.likely_bytes, self.room_bytes)
 
     @property
+    def lacks_room(self) -> bool:
+        """Whether its verdict is worse than that it fits; an unknown one is not."""
+        return worse(FITS, self) != FITS
+
+    @property
     def runs_out(self) -> float:
         """How likely more is taken than there is; 0 where nobody knows what there is, and 1 where it surely is."""
         if not self.kept_bytes or self.room_bytes is None:

@@ -225,8 +225,7 @@ class Verdict:
         """The state of the device, by how much, and the three largest holders; the host's ahead of it where that is
         worse, else behind it."""
         parts_text = (self._device_text(), self.host.in_words)
-        ahead = worse(FITS, self.host) != FITS
-        return "; ".join(part for part in (parts_text[::-1] if ahead else parts_text) if part)
+        return "; ".join(part for part in (parts_text[::-1] if self.host.lacks_room else parts_text) if part)
 
     def _device_text(self) -> str:
         """One sentence of the device's memory."""

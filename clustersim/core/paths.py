@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+RUN_FILE = "run.npz"
+"""What a saved run is called in its folder."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 

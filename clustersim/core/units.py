@@ -30,6 +30,7 @@ class CopyRate(Bandwidth):
 
     what = "true, or rate with unit"
     example = "true, or a rate with its unit: '20 GB/s'"
+    also = ("boolean",)
 
     @classmethod
     def read(cls, value: object) -> CopyRate:

@@ -79,6 +79,11 @@ def is_kernel(run: Timeline) -> Bools:
     return of_each(run.ops, lambda op: op.kind == "compute" and (op.stream == COMPUTE_STREAM or not on_host(op)), bool)
 
 
+def whole_window(run: Timeline) -> float:
+    """Seconds from the first span to the last, waiting for others and for a stream included."""
+    return float(run.makespan - min(run.row_ready.min(), run.row_start.min()))
+
+
 def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = np.inf) -> dict[str, Floats]:
     """Seconds each of ``ranks`` (ascending) spends in each of :data:`STATES` between two times [s]."""
     computing = is_kernel(run)

@@ -50,6 +50,8 @@ _OF_SAMPLES = frozenset({"forward", "backward"})
 """Phases whose kernels work on samples."""
 NOTHING = 0.005
 """Shares of a step below this are called nothing."""
+PER_SAMPLE = "of the time per sample"
+"""What the sentence of a knob says whose saving is not of a step."""
 PRESENT_RATES = "kernels at the rates they have"
 """What the estimate of ``batch`` assumes."""
 
@@ -108,7 +110,7 @@ def _text(knob: str, factor: float, saving: float) -> str:
     if saving < NOTHING:
         saved = "nothing"
     elif knob == "batch":
-        saved = f"about {saving:.1%} of the time per sample, {PRESENT_RATES}"
+        saved = f"about {saving:.1%} {PER_SAMPLE}, {PRESENT_RATES}"
     else:
         saved = f"at most {saving:.1%} of the step"
     change = KNOB_NAMED[knob].turned.format(factor=factor)

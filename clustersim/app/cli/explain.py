@@ -105,13 +105,14 @@ def _over(path: Path, *more: Path, fmt: str | None = None) -> LoadedRun:
     """A run that was saved or measured; of a replay's folder, what was simulated."""
     from clustersim.app.cli.replay import SIMULATED, is_replay
     from clustersim.core.facts import RunFacts
+    from clustersim.core.paths import RUN_FILE
     from clustersim.core.saved_run import SavedRun
     from clustersim.files import traces
-    from clustersim.files.traces.saved import NAME, load_run
+    from clustersim.files.traces.saved import load_run
 
     if not more and path.is_dir() and is_replay(path):
         path = path / SIMULATED
-    if not more and (path.suffix == ".npz" or (path / NAME).exists()):
+    if not more and (path.suffix == ".npz" or (path / RUN_FILE).exists()):
         run = load_run(path)
         return LoadedRun(run, run.facts.title or path.name)
     read = traces.read([path, *more], fmt)

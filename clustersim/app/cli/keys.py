@@ -72,7 +72,7 @@ def _classes(kind: str) -> set[type]:
 
 def _unit_schema(kind: type) -> Table:
     if hasattr(kind, "example"):
-        other = ["object"] * hasattr(kind, "law") + ["boolean"] * kind.example.startswith("true")
+        other = ["object"] * hasattr(kind, "law") + [*getattr(kind, "also", ())]
         return {"type": ["string", *other] if other else "string", "description": kind.example}
     raise NotImplementedError(kind)
 

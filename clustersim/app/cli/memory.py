@@ -9,9 +9,9 @@ import msgspec
 
 from clustersim.app.cli.common import json_option, label_of, option_option, print_json, set_option, working
 from clustersim.app.cli.tables import number_table, stdout
-from clustersim.core.host_memory import either, worse
+from clustersim.core.host_memory import either
 from clustersim.core.memory_parts import part_label, stage_columns, variant_columns
-from clustersim.core.memory_states import DOES_NOT_FIT, FITS, likelihood, verdict_of, worded
+from clustersim.core.memory_states import DOES_NOT_FIT, likelihood, verdict_of, worded
 from clustersim.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     of_device = verdict_of(row.total_bytes, row.shown_bytes, row.device_bytes)
     verdict_text = worded(of_device, row.shown_range_bytes, row.shown_bytes, row.device_bytes)
     texts = [f"{stage_text}{verdict_text} on {row.device} ({format_bytes(row.device_bytes)})", row.host.in_words]
-    ahead = worse(FITS, row.host) != FITS
-    console.say(*filter(None, texts[::-1] if ahead else texts))
+    console.say(*filter(None, texts[::-1] if row.host.lacks_room else texts))
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
     shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}")

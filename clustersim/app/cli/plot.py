@@ -32,11 +32,12 @@ def span(text: str | None) -> tuple[float, float] | None:
 
 def _run(path: Path, fmt: str | None) -> SavedRun:
     """A saved run, or a trace. Raises :class:`ClusterSimError`."""
+    from clustersim.core.paths import RUN_FILE
     from clustersim.core.saved_run import SavedRun
     from clustersim.files import traces
-    from clustersim.files.traces.saved import NAME, load_run
+    from clustersim.files.traces.saved import load_run
 
-    trace = path.is_dir() and not (path / NAME).is_file() and any(p.is_file() for p in path.iterdir())
+    trace = path.is_dir() and not (path / RUN_FILE).is_file() and any(p.is_file() for p in path.iterdir())
     if not trace and (path.is_dir() or not path.is_file() or path.suffix == ".npz"):
         return load_run(path)
     read = traces.read(path, fmt)

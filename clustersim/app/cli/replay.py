@@ -12,6 +12,7 @@ from clustersim.app.cli.common import BACKEND, PATH, format_option, json_option,
 from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.outputs import MANIFEST, Folder
+from clustersim.core.paths import RUN_FILE
 from clustersim.core.texts import short
 from clustersim.core.units import format_bytes, format_time, parse_bytes
 
@@ -307,9 +308,9 @@ def _play_chakra(
         timeline = simulate(program, topology, mesh, backend=backend)
         if out is not None:
             inputs = [*(str(path.resolve()) for path in paths), name, nodes, backend]
-            folder = Folder(out, "replay", paths[0].name, ("run.npz",), inputs)
+            folder = Folder(out, "replay", paths[0].name, (RUN_FILE,), inputs)
             with folder.files() as path_of:
-                save_run(timeline, path_of("run.npz"), topology)
+                save_run(timeline, path_of(RUN_FILE), topology)
     totals = totals_of(timeline, range(program.world_size))
     if as_json:
         print_json(

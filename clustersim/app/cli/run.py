@@ -22,7 +22,7 @@ from clustersim.app.cli.common import (
 from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import Folder
-from clustersim.core.paths import json_text
+from clustersim.core.paths import RUN_FILE, json_text
 from clustersim.core.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
     from clustersim.scenario.result import Result
 
-FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png", "waterfall.png")
+FILES = (RUN_FILE, "result.json", "trace.json.gz", "gantt.png", "waterfall.png")
 """What a run leaves in its folder."""
 ALL = "all"
 """What --trace-ranks calls every rank."""
@@ -131,8 +131,8 @@ def _write(
     from clustersim.files.slices import worth_a_trace
 
     with folder.files() as path_of:
-        doing(f"writing {folder.path / 'run.npz'}")
-        result.save(path_of("run.npz"))
+        doing(f"writing {folder.path / RUN_FILE}")
+        result.save(path_of(RUN_FILE))
         path_of("result.json").write_bytes(document)
         doing(f"writing {folder.path / 'trace.json.gz'}")
         chosen = worth_a_trace(result.timeline) if ranks is None else ranks

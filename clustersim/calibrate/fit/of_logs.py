@@ -158,7 +158,7 @@ def fit_log(log_plays: LogPlays) -> LogFit:
 def _fit(times: NcclTimes, before: Floats | None = None) -> FitResult:
     """The constants that rows tell. What is expected of sizes that a log leaves out is left only for a reason: a
     floor's constant would else be moved anywhere by the last percents of large messages."""
-    others = tuple(unmeasured(times))
+    others = unmeasured(times)
     expected = NcclTimes((*times.rows, *others))
     spreads = np.array([spread_of_log(size_class(row.nbytes)) for row in others])
     return fit(expected, times.classes, before, spreads)

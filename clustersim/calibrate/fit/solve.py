@@ -25,6 +25,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.calibrated import Constant
+from clustersim.core.ranges import NORMAL_HALF
 
 NOISE = 0.05
 """Usual |ln(predicted / measured)| that no constant can mend: measurements repeat to 1-4 %, the law is no better."""
@@ -277,7 +278,7 @@ class _Solution:
     @property
     def noise(self) -> float:
         """Spread of the errors that are left; not below what was expected."""
-        return max(NOISE, float(np.median(np.abs(self.errors))) / 0.6745) if len(self.errors) else NOISE
+        return max(NOISE, float(np.median(np.abs(self.errors))) / NORMAL_HALF) if len(self.errors) else NOISE
 
     def covariance(self, noise: float) -> Floats:
         """(k, k) of z, for rows that are this uncertain: the inverse of the Gauss-Newton Hessian."""

@@ -428,10 +428,10 @@ def checked(
         field = match[1] if match else ""
         inside = (by for name, by in fields.by.items() if field and name.startswith(f"{field}."))
         by = fields.by.get(field) or fields.by.get(batches.OF.get(field, "")) or next(inside, None)
-        row = next((row for row in table.every() if row.field == field and row.default == fields.get(field)), None)
         problem = str(wrong).removeprefix(f"{path}: ")
         if by is not None:
             raise ScenarioError(f"{by.where}: {by.name} {shown(by.value)}: {problem}") from None
+        row = next((row for row in table.every() if row.field == field and row.default == fields.get(field)), None)
         if row is None or row.default is None:
             raise
         silent = next((file.name for file in read if any(at == row.at for at, _ in file.options)), read[0].name)

@@ -148,8 +148,20 @@ _MLP = (("config", "model.mlp_hidden_size"), ("config", "model.mlp_ratio"))
 
 PEFT = "model.peft_config."
 """Of llm-foundry, PEFT's own configuration."""
-OF_LORA = ("peft_type", "r", "target_modules", "lora_dropout", "modules_to_save", "bias", "lora_alpha", "task_type")
-OF_PEFT = (*OF_LORA, "inference_mode", "use_rslora", "init_lora_weights", "fan_in_fan_out")
+OF_PEFT = (
+    "peft_type",
+    "r",
+    "target_modules",
+    "lora_dropout",
+    "modules_to_save",
+    "bias",
+    "lora_alpha",
+    "task_type",
+    "inference_mode",
+    "use_rslora",
+    "init_lora_weights",
+    "fan_in_fan_out",
+)
 """What PEFT's configuration says of LoRA; the rest is refused."""
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from clustersim.collectives.base import bus_factor
 from clustersim.core.program import COMM_STREAM
 from clustersim.core.timeline import Timeline
-from clustersim.explain.occupancy import occupancy
+from clustersim.explain.occupancy import occupancy, whole_window
 from clustersim.files.traces.joining import SAME_CLOCK
 from clustersim.files.traces.samples import Sample, Samples
 
@@ -107,7 +107,7 @@ def of_run(run: Timeline) -> RunDigest:
     """What a measured Timeline says. Shares are of the whole window, as in the totals of
     :mod:`clustersim.studies.replay`."""
     measured = np.unique(run.spans()["rank"])
-    window = float(run.row_end.max() - min(run.row_ready.min(), run.row_start.min()))
+    window = whole_window(run)
     occupied = occupancy(run, measured)
     compute, comm, waits, exposed = (
         (occupied[state] / window if window else occupied[state]).tolist() for state in SHARES

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from clustersim.core.errors import TraceError
 from clustersim.core.outputs import MANIFEST
+from clustersim.core.paths import RUN_FILE
 from clustersim.core.texts import is_folder, plain_file, short, there
 from clustersim.core.units import format_bytes
 
@@ -18,9 +19,8 @@ HEAD = 64 * 1024
 LARGEST = 3 * 2**30
 """Largest trace read [bytes], decompressed: a few steps of a large run; more does not fit a laptop's memory."""
 
-SAVED_RUN = "run.npz"
 RESULT = "result.json"
-"""What `clustersim run --out` writes of a run: all of it, and its figures."""
+"""What `clustersim run --out` writes of a run's figures, beside all of it."""
 
 PICTURES = frozenset({".html", ".png", ".svg", ".pdf", ".gif"})
 """What is in a folder of traces, but is none: what reports and pictures of them were written to."""
@@ -57,8 +57,8 @@ def _inputs(inside: list[Path]) -> list[Path]:
     trace_files = [path for path in inside if path.name != MANIFEST]
     if len(trace_files) == len(inside):
         return inside
-    if {SAVED_RUN, RESULT} <= {path.name for path in trace_files}:
-        return [path for path in trace_files if path.name == SAVED_RUN]  # the other files are told from it
+    if {RUN_FILE, RESULT} <= {path.name for path in trace_files}:
+        return [path for path in trace_files if path.name == RUN_FILE]  # the other files are told from it
     traces = [path for path in trace_files if path.suffix != ".npz"]
     return traces or trace_files
 

@@ -21,13 +21,14 @@ import numpy.typing as npt
 from clustersim.core.calibrated import Calibration
 from clustersim.core.errors import TraceError
 from clustersim.core.facts import UNKNOWN, RunFacts
+from clustersim.core.paths import RUN_FILE
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import is_folder, plain_file, there
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.core.topology import NodeType, Topology
 from clustersim.core.units import format_bytes
 from clustersim.files.slices import replace_file
-from clustersim.files.traces.files import LARGEST, SAVED_RUN
+from clustersim.files.traces.files import LARGEST
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.packing import (
     packed,
@@ -40,8 +41,6 @@ from clustersim.files.traces.packing import (
     zipped,
 )
 
-NAME = SAVED_RUN
-"""Of the file in the folder of a run."""
 _BROKEN = (
     ValueError,
     KeyError,
@@ -130,7 +129,7 @@ def load_run(path: str | Path) -> SavedRun:
     Raises :class:`TraceError` for a file that is missing or something else.
     """
     path = Path(path)
-    path = path / NAME if is_folder(path) else path
+    path = path / RUN_FILE if is_folder(path) else path
     if there(path):
         plain_file(path, TraceError)
     try:

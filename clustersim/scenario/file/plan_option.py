@@ -11,14 +11,13 @@ from pathlib import Path
 import msgspec
 
 from clustersim.core.errors import ScenarioError
+from clustersim.core.paths import RUN_FILE
 from clustersim.core.texts import Table, decoded, short, text_of
 from clustersim.scenario import Scenario, from_table
 from clustersim.scenario.file.reading import Changes
 
 FILE = "plan.json"
 """The answer, in the folder of a plan."""
-RUN_FILE = "run.npz"
-"""What a run leaves in its folder, which is no scenario."""
 
 
 class _PlanScenario(msgspec.Struct, frozen=True):

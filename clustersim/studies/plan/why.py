@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from clustersim.core.host_memory import worse
-from clustersim.core.memory_states import FITS, verdict_of, worded
+from clustersim.core.memory_states import verdict_of, worded
 from clustersim.core.units import format_time
 from clustersim.studies.plan.limits import SLACK
 from clustersim.studies.plan.options import PlanOption, SearchResult, rule
@@ -64,7 +63,7 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
 def fit_of(option: PlanOption) -> str:
     """Whether GPU and host have room, and how likely, of the one that has less; empty for what was not run whole or
     folded."""
-    if option.result is not None and worse(FITS, option.result.memory.host) != FITS:
+    if option.result is not None and option.result.memory.host.lacks_room:
         return option.result.memory.host.in_words
     return fit_of_gpu(option)
 

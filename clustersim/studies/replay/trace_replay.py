@@ -42,7 +42,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, NodeType, Topology
 from clustersim.engine import simulate
 from clustersim.explain import pipeline
-from clustersim.explain.occupancy import occupancy
+from clustersim.explain.occupancy import occupancy, whole_window
 from clustersim.scenario.run.altered import PASSES
 from clustersim.studies.replay.replay_program import ReplayWriter
 from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale, bucket_note, rebucketed
@@ -256,10 +256,9 @@ def _idle(measured: Timeline, simulated: Timeline, steps: Sequence[int]) -> tupl
 
 def totals_of(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:
     """Of :data:`TOTALS`, each in seconds, means over these ranks."""
-    begin = min(float(run.row_ready.min()), float(run.row_start.min()))
     busy = occupancy(run, np.array(ranks, dtype=np.int64))
     means = {name: float(busy[name].mean()) for name in TOTALS if name != "step_s"}
-    return {"step_s": run.makespan - begin, **means}
+    return {"step_s": whole_window(run), **means}
 
 
 def _compared(writer: ReplayWriter, played: Timeline) -> list[Collectives]:

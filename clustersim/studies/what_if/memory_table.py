@@ -119,6 +119,7 @@ def table(
 def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
     use = parts.use
     card = parts.card
+    host = parts.host
     split = parts.split
     return MemoryRow(
         strategy=kind,
@@ -136,12 +137,12 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         saving=parts.whole().model_states / use.model_states if use.model_states else None,
         largest_micro_batch=largest_micro_batch(parts),
         stage=None if split is None else split.worst,
-        stages=[] if split is None else [_fullest(stage_use, card, parts.host) for stage_use in split.memory],
+        stages=[] if split is None else [_fullest(stage_use, card, host) for stage_use in split.memory],
         parameters=parts.model.parameters,
         trained_parameters=parts.model.trained,
-        host=parts.host,
-        host_verdict=parts.host.state,
-        **msgspec.structs.asdict(_fullest(use, card, parts.host)),
+        host=host,
+        host_verdict=host.state,
+        **msgspec.structs.asdict(_fullest(use, card, host)),
     )
 
 

@@ -14,13 +14,12 @@ from clustersim.core.tomls import plainly
 from clustersim.core.units import format_time
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.explain import Explanation
+from clustersim.explain.whatif import PER_SAMPLE
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.run.running import Prepared
 from clustersim.studies.what_if.rerun import rerun_saving, step_time
 from clustersim.studies.what_if.turned import ChoiceOutcome, short, turned
 
-PER_SAMPLE = "of the time per sample"
-"""What the sentence of a knob says whose saving is not of a step."""
 NOTHING = 5e-4
 """Of a run that was really made, what prints as 0.0 %."""
 SMALL = 0.005

@@ -169,6 +169,20 @@ def shard_groups(mesh: Mesh, shard: int, field: str) -> Ints:
     return np.arange(mesh.world_size, dtype=np.int64).reshape(-1, shard)
 
 
+def pinned_copy(
+    ops: base.OpList, name: str, nbytes: float, rates: tuple[float, float], stream: str, after: tuple[int, ...]
+) -> int:
+    """A pinned copy between host and device, beside everything else; ``rates`` : [bytes/s] to the host and from it.
+    Raises :class:`ProgramError` at no rate."""
+    to_host, from_host = rates
+    rate = to_host if stream == D2H_STREAM else from_host
+    if not rate:
+        raise ProgramError(f"{name}: no rate of copies; give pcie_bandwidth, or the costs' host_copy_rates")
+    seconds = nbytes / rate
+    mix = Mix(memory=seconds)
+    return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
+
+
 class Host(msgspec.Struct, frozen=True):
     """The CPU's side of an offload.
 
@@ -181,13 +195,8 @@ class Host(msgspec.Struct, frozen=True):
     ranks: int
 
     def copy(self, ops: base.OpList, name: str, nbytes: float, stream: str, after: tuple[int, ...]) -> int:
-        """A pinned copy between host and device, beside everything else. Raises :class:`ProgramError` at no rate."""
-        rate = self.to_host if stream == D2H_STREAM else self.from_host
-        if not rate:
-            raise ProgramError(f"{name}: no rate of copies; give pcie_bandwidth, or the costs' host_copy_rates")
-        seconds = nbytes / rate
-        mix = Mix(memory=seconds)
-        return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
+        """:func:`pinned_copy` at these rates."""
+        return pinned_copy(ops, name, nbytes, (self.to_host, self.from_host), stream, after)
 
     def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...]) -> int:
         """The optimizer on the CPU: bound by DRAM, which all ranks of a node share."""

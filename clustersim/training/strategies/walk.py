@@ -25,6 +25,7 @@ from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Progra
 from clustersim.core.variation import usual
 from clustersim.training.schedules import Action, Order, Slot, schedule
 from clustersim.training.strategies import base
+from clustersim.training.strategies.sharded import D2H_STREAM, pinned_copy
 
 Place = tuple[int, int]
 """A layer: (chunk, place in the chunk); a whole model is one chunk."""
@@ -238,9 +239,8 @@ class ActivationCopies:
     backward of the one behind it (torchtune/training/_activation_offloading.py, ``OffloadActivations`` with streams):
     the layer after the next waits until there is room again, and two are there at once.
 
-    ``kept`` : (layers,) float [bytes]. ``rates`` : [bytes/s] to the host and back.
-    ``away``, ``kernels`` : of a layer, its copy to the host
-    and the last kernel of its backward.
+    ``kept`` : (layers,) float [bytes]. ``rates`` : [bytes/s] to the host and back. ``away``, ``kernels`` : of a layer,
+    its copy to the host and the last kernel of its backward.
     """
 
     ops: base.OpList
@@ -268,14 +268,10 @@ class ActivationCopies:
         if not forward:
             self.kernels[i] = kernel
         elif self.kept[i]:
-            self.away[i] = self._copy(f"d2h {self.model.layers[i].name}", i, "d2h", (kernel,))
+            self.away[i] = self._copy(f"d2h {self.model.layers[i].name}", i, D2H_STREAM, (kernel,))
 
     def _copy(self, name: str, i: int, stream: str, after: tuple[int, ...]) -> int:
-        nbytes = float(self.kept[i])
-        seconds = nbytes / self.rates[stream == "h2d"]
-        mix = Mix(memory=seconds)
-        step = self.ops.step
-        return self.ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, step, mix=mix))
+        return pinned_copy(self.ops, name, float(self.kept[i]), self.rates, stream, after)
 
 
 C = TypeVar("C", bound=base.StrategyConfig)
