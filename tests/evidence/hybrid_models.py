@@ -116,7 +116,8 @@ def _sized_experts(row: Row) -> tuple[str, Table]:
     experts |= {"shared": shared, "dense_first": _count(row, "dense_layers")}
     sizes = _sizes(row)
     if "mla" in attention:
-        del sizes["head_dim"], sizes["kv_heads"]
+        del sizes["head_dim"]
+        sizes["kv_heads"] = sizes["heads"]
         return "deepseek-v3", sizes | {"experts": experts | {"groups": 0, "group_limit": 0}}
     if not experts["dense_first"]:
         del sizes["d_ff"]

@@ -66,6 +66,7 @@ def scenario_table(row: Row) -> Table:
     _known_words(row)
     stack = stack_of(row)
     recipe = recipe_of(row)
+    row = {**row, **recipe.columns}
     degrees = {name: whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
     dtype, param_dtype = _dtypes(row)
     micro_batch, chunks = _batch(row)

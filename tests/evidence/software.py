@@ -146,6 +146,7 @@ class PublishedRecipe(msgspec.Struct, frozen=True):
         read. parallel : of ``[parallel]``. graphs : ``cuda_graph`` of ``[run]``. ep_overlap : as the column.
     layouts : its ``layout`` by the number of chunks of the whole pipeline, for a model of
         ``layers``. mtp : blocks that predict further tokens.
+    columns : of a row, what the model's own configuration says where the row has nothing or something else.
     """
 
     words: str
@@ -156,6 +157,7 @@ class PublishedRecipe(msgspec.Struct, frozen=True):
     layouts: dict[int, str] = {}
     layers: int = 0
     mtp: int = 0
+    columns: dict[str, str] = {}
 
     def of(self, chunks: int, layers: int) -> Table:
         """The fields of ``[parallel]`` it sets in a pipeline of so many chunks, for a model of so many layers."""
