@@ -14,7 +14,8 @@ The rules, all of them:
 5. A flow takes ``weight`` bytes of each of its links per byte of payload. Rates are max-min fair: all rise together
    until a link is full or a flow has reached its ceiling.
 6. A collective that ends has cost the rank ``overlap_slowdown`` times the seconds in which its compute stream ran
-   beside it. The rank pays with the first Compute op that it begins on that stream at or after this end.
+   beside it, unless it is a hop of another one's kernel. The rank pays with the first Compute op that it begins on that
+   stream at or after this end.
 
 Plans (latency, bytes, links, weights, ceiling) come from a planner, as in the engine: this is a reference of playing,
 not of planning.
@@ -250,7 +251,7 @@ class _Run:
                 self.env.process(self._transfer(meeting))
             yield meeting.over
             start = meeting.start
-            if isinstance(op, Collective):
+            if isinstance(op, Collective) and not (op.kernel and op.kernel.within):
                 self.owed[rank] += self.slowdown * self._beside(rank, start)
         self.spans[rank, row] = ready, start, self.env.now
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import toy
 from toy import all_reduce
 
+from clustersim.core.collective_kinds import ExchangeKernel
 from clustersim.core.errors import ProgramError
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Recv, Send
 from clustersim.engine import simulate
+from clustersim.explain.graph import RankSubset, lost_beside
 
 
 def run(program, n=None, planner=toy.up_links, **options):
@@ -227,6 +230,20 @@ class TestOverlap:
                 )
                 lengthened = found[f"c{k}"][2] - start - durations[k][rank]
                 assert lengthened == pytest.approx(0.3 * hidden, abs=1e-12)
+
+    def test_hops_of_one_kernel_are_billed_once(self):
+        def step(within):
+            kernel = ExchangeKernel("deepep", "dispatch", 1.0, 1.0, 20, within=within)
+            near = msgspec.structs.replace(all_reduce("near", 10.0, [0, 1], stream="near"), kernel=kernel)
+            far = all_reduce("far", 10.0, [0, 1], stream="far", communicator="second")
+            ops = [far, near, Compute("beside", 5.0), Compute("step", 1.0, after=(0, 1))]
+            timeline = run(toy.program(ops, slowdown=0.5))
+            lost = lost_beside(RankSubset(timeline, np.arange(2)), {2: np.zeros(2), 3: np.zeros(2)})
+            return times(timeline, 0)["step"], lost[3].tolist()
+
+        # Both from 0 to 2, half the link each, beside the first kernel.
+        assert step(within=False) == ((5, 5, 8), [2.0, 2.0])
+        assert step(within=True) == ((5, 5, 7), [1.0, 1.0])
 
     def test_a_long_collective_is_billed_whole_though_a_short_one_ended_meanwhile(self):
         ops = [

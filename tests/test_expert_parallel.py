@@ -475,6 +475,12 @@ def test_a_fused_permutation_reads_each_copy_once_and_writes_a_row_for_each_expe
         assert sum(moved[1][name]) < sum(moved[0][name])
 
 
+def test_of_two_hops_of_one_kernel_the_far_one_takes_the_sms() -> None:
+    both = [exchanges(two_hops(8), f"dispatch {hop}")[0].kernel for hop in ("rdma", "nvlink")]
+    alone = exchanges(two_hops(0), "dispatch nvlink")[0].kernel
+    assert [kernel and kernel.within for kernel in (*both, alone)] == [False, True, False]
+
+
 def test_one_node_needs_one_hop() -> None:
     layer = two_hops(0)
     assert not exchanges(layer, "dispatch rdma")

@@ -38,6 +38,7 @@ class ExchangeKernel(msgspec.Struct, frozen=True, gc=False):
     ----------
     library : ``"deepep"`` or ``"uccl"``. phase : ``"dispatch"`` or ``"combine"``. row : elements of a token.
     copies : of a token, to ranks or nodes. sms : that the kernel runs on. far : between nodes, and not inside them.
+    within : this is a hop of a kernel that is listed beside it, and runs on that one's SMs.
     """
 
     library: str
@@ -46,3 +47,4 @@ class ExchangeKernel(msgspec.Struct, frozen=True, gc=False):
     copies: float
     sms: int
     far: bool = False
+    within: bool = False

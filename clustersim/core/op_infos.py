@@ -30,7 +30,8 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
         alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
         members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op;
-        ``between`` what a member of an uneven all-to-all sends to others per byte of S, in the mean.
+        ``between`` what a member of an uneven all-to-all sends to others per byte of S, in the mean; ``within`` that
+        the kernel of another collective makes it, too.
     """
 
     name: str
@@ -47,6 +48,11 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     label: Label | None = None
     stage: int = -1
     mix: Mix | None = None
+
+
+def takes_sms(op: OpInfo) -> bool:
+    """Whether an op is a collective that takes SMs from what is computed beside it, and not a hop of another's."""
+    return op.kind not in {"compute", "send", "recv"} and not op.detail.get("within", False)
 
 
 class InfoPass(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,8 @@
 
 A collective that runs beside compute takes SMs and memory bandwidth from it. The Program says how much
 (``overlap_slowdown``); the bill comes when the collective has ended: the rank's next kernel (op of the compute stream)
-is lengthened by that share of the time both were busy.
+is lengthened by that share of the time both were busy. Of hops that one kernel makes, one is billed
+(:class:`clustersim.core.collective_kinds.ExchangeKernel`).
 
 So a kernel's bill is a function of columns: of the collectives that ended between the start of the kernel before it
 and its own, and of how long kernels were busy between the start and the end of each. Kernels mostly follow one another

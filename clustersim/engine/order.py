@@ -175,12 +175,17 @@ def watch(role_tasks: list[OpTask]) -> dict[str, list[OpTask]]:
     above, below = around(needs, [task.place for task in role_tasks])
     watched: dict[str, list[OpTask]] = {}
     for i, task in enumerate(role_tasks):
-        if isinstance(task.op, Collective) and below[i] > above[i] + 1:
+        if isinstance(task.op, Collective) and not _within(task.op) and below[i] > above[i] + 1:
             streams = watched.setdefault(task.op.stream, [])
             task.watched, task.above, task.below, task.ordinal = True, above[i], below[i], len(streams)
             streams.append(task)
     _soften(kernels, watched)
     return watched
+
+
+def _within(op: Collective) -> bool:
+    """Whether another collective's kernel makes this one, too, and takes the SMs for both."""
+    return op.kernel is not None and op.kernel.within
 
 
 def _soften(kernels: list[OpTask], watched: dict[str, list[OpTask]]) -> None:

@@ -348,6 +348,7 @@ def _detail(site: Site, islands: int) -> dict[str, Any]:
     matrix = request.matrix
     # Of an all-to-all that is not even, what a member sends to others per byte of S, in the mean.
     uneven = {} if matrix is None else {"between": float(matrix.between.sum()) / matrix.n}
+    within = {"within": True} if request.kernel is not None and request.kernel.within else {}
     return {
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
@@ -361,6 +362,7 @@ def _detail(site: Site, islands: int) -> dict[str, Any]:
         "ceiling": plan.ceiling,
         "n_islands": islands,
         **uneven,
+        **within,
     }
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.errors import TraceError
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import takes_sms
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import RankSubset, did
@@ -244,7 +245,7 @@ def lost_beside(
     """Per compute op and rank, what hidden collectives cost it [s]: the engine's own rule, read off the Timeline.
 
     A collective, of the ops ``among`` (None: of all), costs the rank's next compute op ``overlap_slowdown`` times the
-    time both were busy.
+    time both were busy; a hop that another one's kernel makes costs nothing.
     """
     slowdown = subset.timeline.stats.get("overlap_slowdown", 0.0)
     ops = subset.timeline.ops
@@ -252,7 +253,7 @@ def lost_beside(
         return {}
     main = [i for i in seconds if ops[i].stream == COMPUTE_STREAM]
     candidates = range(len(ops)) if among is None else among
-    talks = [i for i in candidates if ops[i].kind not in {"compute", "send", "recv"}]
+    talks = [i for i in candidates if takes_sms(ops[i])]
     began, over = _matrix(subset, main)
     started, ended = _matrix(subset, talks)
     lost = np.zeros_like(began)

@@ -25,6 +25,7 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.mix import Mix
+from clustersim.core.op_infos import takes_sms
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
@@ -185,7 +186,7 @@ def _beside(timeline: Timeline, cut: Pieces) -> Floats:
     main = np.array([op.stream == COMPUTE_STREAM for op in timeline.ops] + [False])[cut.op] & (
         cut.why == PieceRule.KERNEL
     )
-    kinds = np.array([op.kind not in {"compute", "send", "recv"} for op in timeline.ops] + [False])
+    kinds = np.array([takes_sms(op) for op in timeline.ops] + [False])
     both = main & kinds[cut.beside]
     hidden = np.bincount(cut.owner[both], weights=cut.seconds[both], minlength=len(cut.ranks))
     return float(timeline.stats.get("overlap_slowdown", 0.0)) * hidden.astype(np.float64)

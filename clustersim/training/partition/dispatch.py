@@ -321,15 +321,21 @@ class TwoHops(msgspec.Struct, frozen=True):
 
 
 def hops(s: ExpertSpread, exchange_name: str, part: str, *, home: bool = False) -> tuple[Exchange, ...]:
-    """The exchanges of one dispatch, or of one combine (``home``), by two hops: they run beside each other."""
+    """The exchanges of one dispatch, or of one combine (``home``), by two hops: they run beside each other.
+
+    Both are one kernel, which takes its SMs from other kernels once, while it sends to other nodes: the longer hop, as
+    long as a GPU's NIC has a fraction of the rate of its NVLink.
+    """
     phase = "combine" if home else "dispatch"
     row = s.mixture.row * (FLOAT8_ROW if s.float8 and not home else 1.0)
     exchanges = []
-    for hop, (copies, matrix) in copies_of(s).items():
+    carried = copies_of(s)
+    for hop, (copies, matrix) in carried.items():
         directed = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
         kernel = None
         if s.backend != "hybridep":
-            kernel = ExchangeKernel(s.backend, phase, row, copies, s.sms, far=hop == "rdma")
+            far = hop == "rdma"
+            kernel = ExchangeKernel(s.backend, phase, row, copies, s.sms, far, within=not far and len(carried) > 1)
         exchanges.append(
             Exchange(
                 f"{exchange_name} {hop}",
