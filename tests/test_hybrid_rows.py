@@ -429,3 +429,16 @@ def test_each_word_of_the_shared_experts_is_read_or_refused_with_a_reason() -> N
     assert "does not fit into 256 ranks" in refused.pop("mbridge-0273")
     assert refused.keys() == {one["case_id"] for one in tried if "muon" in one["notes"]}
     assert all("muon is not played" in reason for reason in refused.values())
+
+
+def test_megatrons_deepseek_like_test_is_read_with_latent_attention_of_its_own_heads():
+    from tests.evidence.hybrid_models import _sized_experts
+    from tests.evidence.software import recipe_of
+
+    row = {"model": "GPT MoE 16x1024", "framework": "Megatron-Core (Megatron-LM functional tests)", "gated": "1"}
+    row |= {"layers": "16", "d_model": "1024", "heads": "32", "kv_heads": "32", "head_dim": "32", "vocab": "50304"}
+    row |= {"experts": "32", "topk": "4", "moe_ffn": "1024", "ffn": "4096", "attention": "MHA"}
+    recipe = recipe_of(row)
+    name, options = _sized_experts({**row, **recipe.columns})
+    assert (name, recipe.mtp, options["heads"], options["kv_heads"]) == ("deepseek-v3", 1, 32, 32)
+    assert (options["experts"]["shared"], options["experts"]["dense_first"]) == (1024, 1)
