@@ -29,7 +29,8 @@ class CauseWords:
     ----------
     name : as it is charged, and as ``stalls`` and ``--json`` have it. headline : behind "because", with ``{subject}``.
     sentence : what, where and by how much, without what it costs. headline_on_cpu, sentence_on_cpu : the same of a run
-        that was profiled where no GPU is; empty where nothing differs.
+        that was profiled where no GPU is; empty where nothing differs. headline_of_several : of several subjects;
+        empty where the headline is true of any number.
     """
 
     name: str
@@ -37,6 +38,7 @@ class CauseWords:
     sentence: Sentence
     headline_on_cpu: str = ""
     sentence_on_cpu: str = ""
+    headline_of_several: str = ""
 
 
 CAUSES = (
@@ -54,6 +56,7 @@ CAUSES = (
         "it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
         sentence_on_cpu="Rank {holder} is slow: its operators take {pace:.2f} times the median of its peers, and "
         "{waiters} for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
+        headline_of_several="{subject} are slow, and everybody waits for them",
     ),
     CauseWords(
         "uneven experts",
@@ -120,10 +123,11 @@ CAUSES = (
 CAUSE_NAMED = {cause.name: cause for cause in CAUSES}
 
 
-def headline(causes: Causes, name: str, subject: str) -> str:
-    """Why a step is lost, after "because"."""
+def headline(causes: Causes, name: str, subject: str, *, several: bool = False) -> str:
+    """Why a step is lost, after "because"; ``several`` : it has several subjects."""
     cause_row = CAUSE_NAMED[name]
     template = (cause_row.headline_on_cpu if causes.on_cpu else "") or cause_row.headline
+    template = (cause_row.headline_of_several if several else "") or template
     return template.format(subject=subject)
 
 

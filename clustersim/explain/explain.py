@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
+from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.critical_path import CriticalPath, critical_path
 from clustersim.explain.knobs import KNOBS
 from clustersim.explain.mixture import MixtureSeconds, mixture
 from clustersim.explain.pieces import KERNELS, Pieces, workers
-from clustersim.explain.stalls import causes, stalls
+from clustersim.explain.stalls import Causes, causes, stalls
 from clustersim.explain.step_words import shares as step_shares
 from clustersim.explain.verdict import verdict
 from clustersim.explain.waterfall import Waterfall, waterfall
@@ -28,8 +30,6 @@ WORTH_A_WORD = 0.005
 """Shares below this are left out of sentences."""
 NOTHING = 5e-4
 """A cause that costs less than this share prints as 0.0 %, and is left to the table."""
-FACTOR = 2.0
-"""How much faster or wider a part is in the what-if bounds."""
 KNOWN = 0.98
 """A critical path shorter than this share of a step is a part of one: traces do not say what everything waits for."""
 
@@ -38,7 +38,8 @@ KNOWN = 0.98
 class Explanation:
     """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
     ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); the tables they were read
-    off; the ``waterfall`` from peak to MFU; and of a mixture of experts, what these cost (``mixture``)."""
+    off; the ``waterfall`` from peak to MFU; and of a mixture of experts, what these cost (``mixture``);
+    ``charged`` : what all of it was read off."""
 
     verdict: str
     shares: str
@@ -53,6 +54,7 @@ class Explanation:
     critical_path: CriticalPath
     waterfall: list[Waterfall]
     mixture: MixtureSeconds | None = None
+    charged: Causes | None = None
 
     def __repr__(self) -> str:
         return f"<Explanation: {self.verdict}>"
@@ -75,7 +77,7 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
     bounds = _bounds(timeline, facts.peak_flops, bounded)
     falls = waterfall(timeline, facts, all_causes.cut)
     return Explanation(
-        verdict=verdict(facts, all_causes),
+        verdict=verdict(facts, all_causes, savings_of(bounds)),
         shares=_shares(timeline, shares, all_causes.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
         path=_path(path, shares.step_time_s),
@@ -88,7 +90,24 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
         critical_path=path,
         waterfall=falls,
         mixture=mixture(timeline, facts, all_causes.cut, falls[0]),
+        charged=all_causes,
     )
+
+
+def savings_of(bounds: Columns) -> dict[str, float]:
+    """By knob, what it saves of a step at most."""
+    return dict(zip(bounds["knob"].tolist(), bounds["saving"].tolist(), strict=True))
+
+
+def weighed_again(explanation: Explanation, facts: RunFacts, again: Mapping[str, float]) -> Explanation:
+    """The explanation with its verdict by what knobs really save, where they were turned in a run of their own.
+
+    again : by knob, the share of a step that it saved.
+    """
+    if not again or explanation.charged is None:
+        return explanation
+    savings = savings_of(explanation.whatif) | dict(again)
+    return replace(explanation, verdict=verdict(facts, explanation.charged, savings))
 
 
 def _bounds(timeline: Timeline, peak: float | None, bounded: bool) -> Columns:

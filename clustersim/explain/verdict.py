@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from clustersim.core.facts import RunFacts
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.breakdown import breakdown
+from clustersim.explain.cause_kinds import CauseKind, WeighedKind, cause_kinds, subjects, weighed
 from clustersim.explain.cause_table import headline
 from clustersim.explain.pieces import KERNELS, workers
-from clustersim.explain.stalls import Causes, costliest
+from clustersim.explain.stalls import Causes
 from clustersim.explain.step_words import StepLoss, losses
 
 DOING = {
@@ -22,15 +24,24 @@ DOING = {
 """What most of a step goes to in which GPUs seldom wait."""
 SMALL = 0.03
 """A run whose costliest cause costs less than this share of the step seldom waits."""
+MUCH = 0.5
+"""A remedy that gives back less than this part of what its kind of causes costs is told to."""
+NOTHING_TRIED: Mapping[str, float] = MappingProxyType({})
+"""Savings of a run in which no knob was turned."""
 BESIDE_LOSSES = frozenset({"slow rank", "uneven experts", "calls", "host", "host copies", "idle device", "launch"})
 """Causes that no :func:`clustersim.explain.step_words.losses` tells: a slow rank is in many of its losses at once, and
 what the host takes is neither bubble, transfer nor waiting."""
 
 
-def verdict(facts: RunFacts, causes: Causes) -> str:
-    """What the run came to, and what it loses most by, in one sentence."""
+def verdict(facts: RunFacts, causes: Causes, savings: Mapping[str, float] = NOTHING_TRIED) -> str:
+    """What the run came to, and what it loses most by, in one sentence.
+
+    savings : by knob, the share of a step that turning it by :data:`clustersim.explain.cause_kinds.FACTOR` saves, where
+        that is known; elsewhere it is bounded for the costliest kinds of causes.
+    """
     step_losses = losses(causes.timeline, causes.where) if causes.where else []
-    return f"{came_to(facts, (causes.cut.end - causes.cut.begin) / causes.steps)}; {_lost(causes, step_losses)}."
+    step = (causes.cut.end - causes.cut.begin) / causes.steps
+    return f"{came_to(facts, step)}; {_lost(causes, step_losses, savings)}."
 
 
 def came_to(facts: RunFacts, step: float) -> str:
@@ -44,24 +55,45 @@ def came_to(facts: RunFacts, step: float) -> str:
     return text + (f", if it fitted, but it needs {more}" if more else "")
 
 
-def _lost(causes: Causes, step_losses: Sequence[StepLoss]) -> str:
-    worst = costliest(causes, 1)
-    beside = next((charge for charge in costliest(causes) if charge.cause in BESIDE_LOSSES), None)
-    if beside is not None and step_losses and causes.share(beside) > max(SMALL, step_losses[0].share):
-        share = causes.share(beside)
-        why = headline(causes, beside.cause, beside.subject)
-    elif step_losses and step_losses[0].share >= SMALL:
-        share = step_losses[0].share
-        why = step_losses[0].why
-    elif not worst:
+def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> str:
+    kinds = cause_kinds(causes)
+    if step_losses:
+        beside = next((kind for kind in kinds if kind.first.cause in BESIDE_LOSSES), None)
+        if beside is not None and beside.share > max(SMALL, step_losses[0].share):
+            return f"{beside.share:.1%} of the step is lost because {_why(causes, beside)}"
+        if step_losses[0].share >= SMALL:
+            return f"{step_losses[0].share:.1%} of the step is lost because {step_losses[0].why}"
+    if not kinds:
         who = "ranks" if causes.on_cpu else "GPUs"
         return f"{who} compute all the time, and {_mostly(causes)}"
-    else:
-        share = causes.share(worst[0])
-        why = headline(causes, worst[0].cause, _subject(causes))
-    if share < SMALL:
-        return f"{_mostly(causes)}, and the largest wait is small, {share:.1%}: {why}"
-    return f"{share:.1%} of the step is lost because {why}"
+    if kinds[0].share < SMALL:
+        why = _why(causes, kinds[0])
+        return f"{_mostly(causes)}, and the largest wait is small, {kinds[0].share:.1%}: {why}"
+    best, *others = weighed(causes, kinds, savings)
+    text = f"{best.kind.share:.1%} of the step is lost because {_why(causes, best.kind)}{_though(best)}"
+    passed = next((row for row in others if row.kind.share > best.kind.share), None)
+    return text if passed is None else f"{text}; {_passed(causes, passed)}"
+
+
+def _why(causes: Causes, kind: CauseKind) -> str:
+    """Why a kind's share of the step is lost, after "because"."""
+    return headline(causes, kind.first.cause, subjects(causes, kind), several=len(kind.charges) > 1)
+
+
+def _though(best: WeighedKind) -> str:
+    """That even its remedy gives little of it back; empty where it gives much, or none is known."""
+    if best.saves is None or best.share >= MUCH * best.kind.share:
+        return ""
+    return f", though {best.kind.remedy} would save no more than {max(0.0, best.saves):.1%}"
+
+
+def _passed(causes: Causes, row: WeighedKind) -> str:
+    """What costs more than the kind that is named, and why that is not named first."""
+    saves = max(0.0, row.saves or 0.0)
+    return (
+        f"{row.kind.share:.1%} is lost because {_why(causes, row.kind)}, but {row.kind.remedy} would save "
+        f"no more than {saves:.1%}"
+    )
 
 
 def _mostly(causes: Causes) -> str:
@@ -70,12 +102,3 @@ def _mostly(causes: Causes) -> str:
     mean = table.over(workers(causes.timeline))
     longest = int(mean[: len(KERNELS)].argmax())
     return f"{mean[longest]:.1%} of the step goes to {DOING[KERNELS[longest]]}"
-
-
-def _subject(causes: Causes) -> str:
-    """What the costliest cause names; of links that are alike, one by its own name."""
-    worst = costliest(causes, 1)[0]
-    use = causes.timeline.links
-    if "link" not in worst.cause or use is None or worst.link < 0:
-        return worst.subject
-    return f"{'links such as' if '#' in worst.subject else 'the link'} {use.link_names[worst.link]}"

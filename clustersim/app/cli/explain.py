@@ -54,6 +54,7 @@ def explain(
     from clustersim.cluster.files.check import UNSEEN
     from clustersim.collectives.nccl.uneven import NO_RING, UNEVEN
     from clustersim.explain.explain import explain as explained
+    from clustersim.explain.explain import weighed_again
     from clustersim.studies.what_if.otherwise import at_most, each_change, otherwise
 
     loaded = load(run, changes, fmt=fmt, place=place)
@@ -62,6 +63,7 @@ def explain(
     with working(f"explaining {loaded.title}") as progress:
         explanation = explained(loaded.timeline, loaded.run.facts, top=top)
         reruns = otherwise(loaded.prepared, loaded.timeline, explanation, asked=rerun, doing=progress.name)
+        explanation = weighed_again(explanation, loaded.run.facts, reruns.again)
     did: list[str] = []
     idle: list[str] = []  # what was changed and made no difference, and why
     if loaded.prepared is not None and loaded.prepared.scenario.changes:

@@ -24,7 +24,7 @@ from clustersim.core.tomls import flat
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.critical_path import CriticalPath
-from clustersim.explain.explain import KNOWN, explain, reach
+from clustersim.explain.explain import KNOWN, explain, reach, weighed_again
 from clustersim.explain.hotspots import hotspots
 from clustersim.explain.pieces import workers
 from clustersim.explain.pipeline import has_pipeline
@@ -48,6 +48,8 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     facts = run.facts
     rerun = prepared is not None and short(timeline)
     explanation = explain(timeline, facts, bounded=rerun)
+    reruns = otherwise(prepared, timeline, explanation)
+    explanation = weighed_again(explanation, facts, reruns.again)
     table = explanation.breakdown
     gantts = _gantts(run)
     title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
@@ -70,7 +72,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         hotspots=_hotspots(run, (table.begin, table.end)),
         **_path(timeline, explanation.critical_path),
         reach=_reach(explanation.critical_path, table.step_time_s),
-        otherwise=otherwise(prepared, timeline, explanation).ran,
+        otherwise=reruns.ran,
         memory=_memory(run),
         inputs=list(inputs.items()),
         run=_run(run),

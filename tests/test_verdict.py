@@ -1,0 +1,91 @@
+"""The verdict of a run adds up causes of one kind, and names none first whose remedy would give almost nothing back."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import clustersim as package
+from clustersim.core.facts import RunFacts
+from clustersim.explain.cause_kinds import FACTOR, cause_kinds
+from clustersim.explain.cause_table import headline
+from clustersim.explain.explain import explain, weighed_again
+from clustersim.explain.stalls import causes, costliest
+from clustersim.explain.verdict import verdict
+
+FEW_MICRO_BATCHES = {"cluster.nodes": 2, "run.steps": 2, "parallel.global_batch_size": 16}
+"""Two machines and a step of one micro-batch: gradients over the network are exposed."""
+
+
+@cache
+def experts_run():
+    return package.load("ep8_mixtral_8x7b_8x8_h100", FEW_MICRO_BATCHES).run()
+
+
+@cache
+def experts():
+    return causes(experts_run().timeline)
+
+
+def of_kind(cause):
+    return next(kind for kind in cause_kinds(experts()) if kind.first.cause == cause)
+
+
+def test_every_charge_is_in_one_kind():
+    kinds = cause_kinds(experts())
+    charges = [charge for kind in kinds for charge in kind.charges]
+    assert sorted(map(id, charges)) == sorted(map(id, costliest(experts())))
+    assert [kind.share for kind in kinds] == sorted((kind.share for kind in kinds), reverse=True)
+
+
+def test_dispatch_and_combine_forward_and_backward_are_one_kind():
+    kind = of_kind("kernels")
+    assert len(kind.charges) == 4
+    assert all(charge.subject.startswith("all_to_all") for charge in kind.charges)
+
+
+def test_a_verdict_adds_up_links_that_one_remedy_widens():
+    kind = of_kind("link")
+    assert {charge.cause for charge in kind.charges} == {"link", "shared link"}
+    text = verdict(RunFacts(), experts(), {"NIC": kind.share})
+    assert f"{kind.share:.1%} of the step is lost because links such as node0/nic0 -> leaf0 cannot carry more." in text
+
+
+def test_what_hardly_helps_is_not_named_first():
+    links = of_kind("link")
+    kernels = of_kind("kernels")
+    text = verdict(RunFacts(), experts(), {"NIC": 0.006})
+    assert f"{kernels.share:.1%} of the step is lost because communication kernels limit 4 sorts of all_to_all" in text
+    assert f"{links.share:.1%} is lost because links such as node0/nic0 -> leaf0 cannot carry more, but NIC" in text
+    assert "would save no more than 0.6%" in text
+
+
+def test_what_is_not_known_is_bounded_by_a_replay():
+    kind = of_kind("link")
+    explained = explain(experts_run().timeline)
+    bounds = explained.whatif
+    saving = float(bounds["saving"][bounds["knob"].tolist().index("NIC")])
+    assert saving / (1 - 1 / FACTOR) >= kind.share
+    assert verdict(RunFacts(), experts()) == verdict(RunFacts(), experts(), {"NIC": saving}) == explained.verdict
+
+
+def test_a_run_with_the_knob_turned_is_trusted_before_its_bound():
+    explained = explain(experts_run().timeline)
+    assert weighed_again(explained, RunFacts(), {}) is explained
+    assert "but NIC bandwidth x2" in weighed_again(explained, RunFacts(), {"NIC": 0.006}).verdict
+
+
+def test_several_slow_ranks_are_told_in_the_plural():
+    one = headline(experts(), "slow rank", "rank 3")
+    several = headline(experts(), "slow rank", "rank 1, rank 3", several=True)
+    assert one == "rank 3 is slow, and everybody waits for it"
+    assert several == "rank 1, rank 3 are slow, and everybody waits for them"
+
+
+@pytest.mark.parametrize("name", ["why_oversubscribed_spine", "why_launch_bound", "why_tiny_buckets"])
+def test_a_planted_cause_keeps_its_verdict(name):
+    result = package.load(name).run()
+    kind = cause_kinds(causes(result.timeline))[0]
+    assert f"{kind.share:.1%} of the step is lost because" in result.in_words
+    assert "though" not in result.in_words
