@@ -94,7 +94,7 @@ def test_small_collectives_are_latency_bound():
     ops = [all_reduce("a", 1.0, [0, 1]), all_reduce("b", 1.0, [0, 1])]
     found = first(run(toy.program(ops), planner))
     assert found["cause"] == "latency"
-    assert "A step has 2 of them" in found["text"]
+    assert "has 2 of them a step, one behind the other on the communicator" in found["text"]
     assert "bandwidth matters above 9 B" in found["text"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import toy
@@ -11,6 +13,7 @@ from clustersim.cluster import files as fabrics
 from clustersim.core.byte_matrix import byte_matrix
 from clustersim.core.program import Collective
 from clustersim.engine import simulate
+from clustersim.explain.explain import explain
 from clustersim.explain.volume import volume
 
 
@@ -46,7 +49,7 @@ def test_a_parameter_server_takes_and_gives_every_workers_gradients():
     rows = by_op(result)
     for op in ("push", "pull"):
         assert rows[op]["sent"] == rows[op]["received"] == pytest.approx(8 * z)
-    assert rows["pull request"]["count"] == 8
+    assert (rows["pull request"]["count"], rows["pull request"]["ranks"]) == (1, 8)
 
 
 def test_payload_on_links_is_what_was_sent_where_each_transfer_takes_one_link_of_a_kind():
@@ -90,3 +93,31 @@ def test_an_uneven_all_to_all_sends_what_its_byte_matrix_says():
     timeline = simulate(toy.program([op], ranks=8), topology, fabrics.mesh(topology))
     table = volume(timeline, [0])
     assert table["sent"].tolist() == table["received"].tolist() == pytest.approx([8 * 0.5 * 12.0])
+
+
+def test_calls_are_counted_as_one_rank_makes_them_whatever_the_number_of_stages():
+    """Each stage has its own op for what all ranks do once, and a message is an op at both of its ends."""
+    result = run("1f1b_gpt2_xl_1x8_a100")
+    rows = by_op(result)
+    ops = result.timeline.ops
+    step = result.summary["steady_steps"][0]
+    spans = result.timeline.spans()
+    of_step = [
+        (rank, ops[op])
+        for rank, op in zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True)
+        if ops[op].step == step
+    ]
+    for kind in ("send", "all_reduce"):
+        calls = [rank for rank, op in of_step if op.kind == kind]
+        assert rows[kind]["ranks"] == len(set(calls))
+        assert rows[kind]["count"] == pytest.approx(len(calls) / len(set(calls)))
+
+
+def test_messages_that_latency_holds_are_counted_on_one_rank():
+    result = run("1f1b_gpt2_xl_1x8_a100")
+    texts = [text for text in explain(result.timeline).causes if "Messages like" in text]
+    rank, count = (int(n) for n in re.search(r"Rank (\d+) has (\d+) of them a step", texts[0]).groups())
+    ops = result.timeline.ops
+    step = result.summary["steady_steps"][0]
+    own = [ops[op] for op in result.timeline.spans([rank])["op"].tolist() if ops[op].step == step]
+    assert count == sum(op.kind in {"send", "recv"} for op in own)

@@ -150,12 +150,33 @@ def latency_bound(causes: Causes, charge: Charge) -> str:
     text += f"{format_time(fact.seconds)}, of which {format_time(fact.latency)} is latency"
     if np.isfinite(fact.alone) and fact.latency > 0:
         text += f"; bandwidth matters above {format_bytes(fact.latency * min(fact.alone, fact.ceiling))}"
-    alike = sum(ops[i].step == info.step and its_fact.limit == "latency" for i, its_fact in causes.facts.items())
-    text += f". A step has {alike} of them" + (", one behind the other on the communicator" if alike > 1 else "")
+    rank = charge.rank if op == charge.op else charge.holder_rank
+    alike = _latency_bound_calls(causes, op, rank)
+    in_line = len(alike) > 1 and len({ops[i].stream for i in alike}) == 1
+    text += f". Rank {rank} has {len(alike):,} of them a step"
+    text += ", one behind the other on the communicator" if in_line else ""
     queued = queue_seconds(causes, op)
     if queued > 0:
         text += f" (this one queued for {format_time(queued)})"
     return text + f"; {_exposed(causes, charge)}."
+
+
+def _latency_bound_calls(causes: Causes, op: int, rank: int) -> list[int]:
+    """Ops of one rank and the step of ``op`` that are latency-bound as it is: messages, or collectives of its kind.
+
+    A message is an op at both ends, and each pipeline stage has its own op for what all stages do: only what the rank
+    calls itself counts.
+    """
+    ops = causes.timeline.ops
+    info = ops[op]
+    kinds = {"send", "recv"} if info.kind in {"send", "recv"} else {info.kind}
+    alike = (
+        i
+        for i, fact in causes.facts.items()
+        if fact.limit == "latency" and ops[i].step == info.step and ops[i].kind in kinds
+    )
+    columns = columns_of(causes.timeline)
+    return [i for i in alike if rank in columns.of(i).ranks]
 
 
 def queue_seconds(causes: Causes, op: int) -> float:

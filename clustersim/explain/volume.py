@@ -27,7 +27,8 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
     Returns a dict of columns:
 
     * ``op``: a collective's kind, or the first word of a message ("push", "pull", "send").
-    * ``count``: collectives in a step, as one rank counts them, or sends of all ranks. ``ranks``: how many send.
+    * ``count``: calls a step, as one rank counts them: collectives that it takes part in, or messages that it sends;
+      mean over ``ranks``, those that do any.
     * ``sent``, ``received`` [bytes]: by all ranks together, of payload: what the algorithm played needs, see
       :func:`clustersim.collectives.volume.per_member`. A switch that adds and multicasts (NVLS) sends and receives
       too, so the two may differ.
@@ -42,27 +43,26 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
     nbytes_of = MemberBytes(timeline.world_size)
 
     def facts(op: OpInfo) -> tuple[float, ...]:
-        """Of an op its row, whether each rank or all together count it, whether it sends, and bytes out and in."""
+        """Of an op its row, whether it counts (a message does where it is sent), and bytes out and in."""
         if op.kind == "compute" or op.step not in wanted:
-            return -1, 0, 0, 0, 0, 0
+            return -1, 0, 0, 0
         row = rows.setdefault(sort(op), len(rows))
-        return row, op.kind == "send", op.kind not in {"send", "recv"}, op.kind != "recv", *nbytes_of(op)
+        return row, op.kind != "recv", *nbytes_of(op)
 
-    rows_of_ops, once, shared, sends, out, into = of_each(timeline.ops, facts, np.float64).reshape(-1, 6).T
+    rows_of_ops, counts, out, into = of_each(timeline.ops, facts, np.float64).reshape(-1, 4).T
     row_of = rows_of_ops.astype(np.int64)
     names = list(rows)
     chosen = row_of >= 0
     row, did = row_of[chosen], ops["ranks"][chosen].astype(np.float64)
-    count, sent, received = (
+    calls, sent, received = (
         np.bincount(row, weights=column, minlength=len(names)).astype(np.float64)
-        for column in (did * once[chosen] + shared[chosen], did * out[chosen], did * into[chosen])
+        for column in (did * counts[chosen], did * out[chosen], did * into[chosen])
     )
-    ranks = np.zeros(len(names))
-    np.maximum.at(ranks, row, did * sends[chosen])
+    ranks = _taking_part(timeline, np.where(counts > 0, row_of, -1), len(names))
     table: Columns = {
         "op": np.array(names, dtype=np.str_),
-        "count": count / len(steps),
-        "ranks": ranks.astype(np.int64),
+        "count": np.divide(calls, ranks, out=np.zeros(len(names)), where=ranks > 0) / len(steps),
+        "ranks": ranks,
         "sent": sent / len(steps),
         "received": received / len(steps),
     }
@@ -71,6 +71,22 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
             table[f"link_{kind}"] = nbytes / len(steps)
     order = np.argsort(-sent, kind="stable")
     return {name: column[order] for name, column in table.items()}
+
+
+def _taking_part(timeline: Timeline, row_of: Ints, n_rows: int) -> Ints:
+    """(rows,) how many ranks do any op of a row. ``row_of`` : (ops,) int, -1 for an op of none."""
+    takes_part = np.zeros((n_rows, timeline.world_size), dtype=np.bool_)
+    rank_sets, op, set_of, *_ = timeline._rows()
+    of_sets = {
+        (row, number): rank_sets[number] for row, number in zip(row_of[op].tolist(), set_of.tolist(), strict=True)
+    }
+    of_blocks = {(int(row_of[block.op]), id(block.ranks)): block.ranks for block in timeline.blocks}
+    for members_of in (of_sets, of_blocks):
+        for (row, _), members in members_of.items():
+            if row >= 0:
+                takes_part[row, members] = True
+    count: Ints = takes_part.sum(axis=1)
+    return count
 
 
 def by_dimension(timeline: Timeline, steps: Sequence[int], workers: int) -> Columns:

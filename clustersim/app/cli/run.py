@@ -187,12 +187,21 @@ def _print_volume(console: Terminal, volume: Columns) -> None:
     if not len(volume["op"]):
         return
     kinds = [name for name in volume if name.startswith("link_")]
-    heads = ("op", "count", "sent", "received", *(f"on {kind.removeprefix('link_')} links" for kind in kinds))
+    heads = ("op", "calls a rank", "sent", "received", *(f"on {kind.removeprefix('link_')} links" for kind in kinds))
     rows = []
     for i, name in enumerate(volume["op"].tolist()):
         moved = (value_text(volume[column][i], "bytes") for column in ("sent", "received", *kinds))
-        rows.append([name, f"{volume['count'][i]:,.0f}", *moved])
+        rows.append([name, _calls(float(volume["count"][i])), *moved])
     console.print(number_table("moved in a step, all GPUs together", heads, rows, min_width=60))
+
+
+def _calls(count: float) -> str:
+    """How often a rank calls it, in the mean over ranks that differ.
+
+    >>> _calls(1888.0), _calls(0.25), _calls(112.5)
+    ('1,888', '0.25', '112.5')
+    """
+    return f"{count:,.0f}" if abs(count - round(count)) < 1e-9 else f"{count:,.4g}" if count < 1000 else f"{count:,.1f}"
 
 
 def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> None:
