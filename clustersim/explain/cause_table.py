@@ -28,6 +28,7 @@ class CauseWords:
     Parameters
     ----------
     name : as it is charged, and as ``stalls`` and ``--json`` have it. headline : behind "because", with ``{subject}``.
+        Larger micro-batches are advised as ``{larger_batches}``, which is empty where memory has no room for them.
     sentence : what, where and by how much, without what it costs. headline_on_cpu, sentence_on_cpu : the same of a run
         that was profiled where no GPU is; empty where nothing differs. headline_of_several : of several subjects;
         empty where the headline is true of any number.
@@ -92,10 +93,10 @@ CAUSES = (
     ),
     CauseWords(
         "calls",
-        "it is host-bound: the host calls layers more slowly than GPUs compute them; larger micro-batches, CUDA "
+        "it is host-bound: the host calls layers more slowly than GPUs compute them; {larger_batches}CUDA "
         "graphs, compiled layers or fewer stages help",
         "Host-bound: the host takes longer to call a layer's modules, their gradients and its collectives than GPUs to "
-        "compute them, {op} {worst} on rank {rank}; a larger micro-batch, CUDA graphs, compiled layers, fewer stages "
+        "compute them, {op} {worst} on rank {rank}; {larger_batch}CUDA graphs, compiled layers, fewer stages "
         "or a faster CPU would help, a faster GPU would not. What it takes is usual of the framework; [measured] "
         "layer_time says what it is on your machine.",
     ),
@@ -112,7 +113,7 @@ CAUSES = (
         "launch",
         "it is launch-bound: the host launches kernels more slowly than they run",
         "Launch-bound passes: all kernels of {op} and others are together shorter than the host takes to launch "
-        "them; a larger batch, fused kernels or CUDA graphs would help, a faster GPU would not.",
+        "them; {larger_batch}fused kernels or CUDA graphs would help, a faster GPU would not.",
         "operators are so short that calling them takes as long",
         "Short operators: calling {op} and others takes as long as they do; a larger batch would help.",
     ),
@@ -128,7 +129,7 @@ def headline(causes: Causes, name: str, subject: str, *, several: bool = False) 
     cause_row = CAUSE_NAMED[name]
     template = (cause_row.headline_on_cpu if causes.on_cpu else "") or cause_row.headline
     template = (cause_row.headline_of_several if several else "") or template
-    return template.format(subject=subject)
+    return template.format(subject=subject, larger_batches="larger micro-batches, " if causes.has_room else "")
 
 
 def sentence(causes: Causes, charge: Charge) -> str:
@@ -155,4 +156,5 @@ def _filled(template: str, causes: Causes, charge: Charge) -> str:
         held=op_quoted(causes, charge.holder_op),
         moved=op_quoted(causes, charge.holder_op if charge.holder_op >= 0 else charge.op),
         share=causes.share(charge),
+        larger_batch="a larger micro-batch, " if causes.has_room else "",
     )

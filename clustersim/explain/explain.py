@@ -9,9 +9,11 @@ import numpy as np
 
 from clustersim.core.arrays import Columns
 from clustersim.core.facts import UNKNOWN, RunFacts
+from clustersim.core.memory_states import DOES_NOT_FIT
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
+from clustersim.explain.advice import has_room, in_own_words, needed_with, roomy
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
 from clustersim.explain.cause_kinds import FACTOR
@@ -70,11 +72,11 @@ class Explanation:
 def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
     """Explain the steady state of a run, with its ``top`` causes. Where it is not ``bounded``, the what-if bounds are
     left out: they take as long as the rest together."""
-    all_causes = causes(timeline)
+    all_causes = replace(causes(timeline), has_room=has_room(facts, FACTOR))
     shares = breakdown(timeline, all_causes.cut)
     table = stalls(all_causes, top)
     path = critical_path(timeline)
-    bounds = _bounds(timeline, facts.peak_flops, bounded)
+    bounds = _bounds(timeline, facts, bounded)
     falls = waterfall(timeline, facts, all_causes.cut)
     return Explanation(
         verdict=verdict(facts, all_causes, savings_of(bounds)),
@@ -110,12 +112,20 @@ def weighed_again(explanation: Explanation, facts: RunFacts, again: Mapping[str,
     return replace(explanation, verdict=verdict(facts, explanation.charged, savings))
 
 
-def _bounds(timeline: Timeline, peak: float | None, bounded: bool) -> Columns:
+def _bounds(timeline: Timeline, facts: RunFacts, bounded: bool) -> Columns:
     """What knobs would save at most; empty where nobody asks, or the run was measured."""
     if not bounded or timeline.source != "simulated":
         return {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
     idle = unused(timeline)
-    return whatif(timeline, factor=FACTOR, knobs=tuple(k for k in KNOBS if k not in idle), peak_flops=peak)
+    table = whatif(timeline, factor=FACTOR, knobs=tuple(k for k in KNOBS if k not in idle), peak_flops=facts.peak_flops)
+    short = not has_room(facts, FACTOR)
+    needed = needed_with(facts, FACTOR)
+    texts = [in_own_words(text, facts) for text in table["text"].tolist()]
+    texts = [
+        roomy(text, DOES_NOT_FIT, needed, facts.memory.device_bytes) if short and knob == "batch" else text
+        for knob, text in zip(table["knob"].tolist(), texts, strict=True)
+    ]
+    return table | {"text": np.array(texts)}
 
 
 def _ranks(cut: Pieces) -> str:

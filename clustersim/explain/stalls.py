@@ -44,7 +44,8 @@ class Causes:
     """All charges of a window, costliest first, with what explains them.
 
     ``steps`` in the window; ``facts`` per transferring op; ``pace`` (world_size,) kernels' time over the role's median;
-    ``late`` per step, what a late start of its communication exposes (:mod:`clustersim.explain.late_start`).
+    ``late`` per step, what a late start of its communication exposes (:mod:`clustersim.explain.late_start`);
+    ``has_room`` : whether memory may hold larger micro-batches.
     """
 
     timeline: Timeline
@@ -54,6 +55,7 @@ class Causes:
     facts: dict[int, TransferFacts]
     pace: Floats
     late: dict[int, LateStart]
+    has_room: bool = True
 
     @cached_property
     def where(self) -> list[StageSeconds]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from clustersim.core.facts import RunFacts
 from clustersim.core.units import format_bytes, format_time
+from clustersim.explain.advice import has_room
 from clustersim.explain.breakdown import breakdown
-from clustersim.explain.cause_kinds import CauseKind, WeighedKind, cause_kinds, subjects, weighed
+from clustersim.explain.cause_kinds import FACTOR, CauseKind, WeighedKind, cause_kinds, subjects, weighed
 from clustersim.explain.cause_table import headline
 from clustersim.explain.pieces import KERNELS, workers
 from clustersim.explain.stalls import Causes
@@ -39,6 +41,7 @@ def verdict(facts: RunFacts, causes: Causes, savings: Mapping[str, float] = NOTH
     savings : by knob, the share of a step that turning it by :data:`clustersim.explain.cause_kinds.FACTOR` saves, where
         that is known; elsewhere it is bounded for the costliest kinds of causes.
     """
+    causes = replace(causes, has_room=has_room(facts, FACTOR))
     step_losses = losses(causes.timeline, causes.where) if causes.where else []
     step = (causes.cut.end - causes.cut.begin) / causes.steps
     return f"{came_to(facts, step)}; {_lost(causes, step_losses, savings)}."

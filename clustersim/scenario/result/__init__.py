@@ -172,10 +172,9 @@ class Result:
 
     def explain(self) -> Explanation:
         """Why it took as long: :func:`clustersim.explain.explain.explain`."""
-        from clustersim.core.facts import RunFacts
         from clustersim.explain.explain import explain
 
-        return explain(self.timeline, RunFacts.of(self.to_dict()))
+        return explain(self.timeline, self.facts())
 
     def plot(self, kind: str = "gantt", view: Any = None) -> Figure:
         """A picture: :func:`clustersim.app.plots.picture`, whose kinds are :data:`clustersim.app.plots.PICTURES`."""

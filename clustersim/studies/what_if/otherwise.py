@@ -9,15 +9,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.memory_states import DOES_NOT_FIT
+from clustersim.core.memory_use import Verdict
 from clustersim.core.timeline import Timeline
 from clustersim.core.tomls import plainly
 from clustersim.core.units import format_time
+from clustersim.explain.advice import NO_ROOM, roomy
 from clustersim.explain.breakdown import breakdown
+from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.explain import Explanation
 from clustersim.explain.whatif import PER_SAMPLE
 from clustersim.scenario import Scenario, load
+from clustersim.scenario.run.held import held
 from clustersim.scenario.run.running import Prepared
-from clustersim.studies.what_if.rerun import rerun_saving, step_time
+from clustersim.studies.what_if.rerun import larger_batch, rerun_saving, step_time
 from clustersim.studies.what_if.turned import ChoiceOutcome, short, turned
 
 NOTHING = 5e-4
@@ -26,6 +31,8 @@ SMALL = 0.005
 """Bounds below this share of the step are called nothing."""
 SAME = 1e-9
 """Step times this close, relatively, are the same."""
+LAST = -1.0
+"""Where what cannot be done stands among what savings are told of: behind them all."""
 HIDDEN = 0.002
 """Below this share of the step, communication is hidden."""
 
@@ -69,7 +76,7 @@ def otherwise(
         again = _again(prepared, timeline, explanation, asked, doing)
         doing("running again with other choices")
         choices = turned(prepared, timeline)
-    return RerunAnswer(again, choices, _bounds(explanation, again))
+    return RerunAnswer(again, choices, _bounds(explanation, again, None if prepared is None else _room(prepared)))
 
 
 def _again(
@@ -81,7 +88,7 @@ def _again(
     now = step_time(timeline)
     bounded = set(explanation.bounds)
     for knob, factor, text in zip(*(table[name].tolist() for name in ("knob", "factor", "text")), strict=True):
-        if text in bounded or rerun:
+        if (text in bounded or rerun) and NO_ROOM not in text:
             doing(f"running again: {knob}")
             saving = rerun_saving(prepared, knob, factor, now)
             if saving is not None:
@@ -89,24 +96,50 @@ def _again(
     return saved
 
 
-def _bounds(explanation: Explanation, again: dict[str, float]) -> list[str]:
+def _room(prepared: Prepared) -> Verdict | None:
+    """Whether the samples of the what-if have room in memory; None where a scenario cannot have so many."""
+    change = larger_batch(prepared, FACTOR)
+    try:
+        return None if change is None else held(prepared.scenario.changed(change)).verdict
+    except ClusterSimError:
+        return None
+
+
+def _with_room(text: str, room: Verdict) -> str:
+    """A what-if of more samples with its verdict on memory, GPU's and host's."""
+    if NO_ROOM in text:
+        return text
+    if room.state == DOES_NOT_FIT and room.of_device != DOES_NOT_FIT:
+        return f"{text.partition(' would save ')[0]} would not fit: {room.host.in_words}"
+    return roomy(text, room.state, room.use.total, room.room, room.runs_out)
+
+
+def _bounds(explanation: Explanation, again: dict[str, float], room: Verdict | None) -> list[str]:
     """What each knob saves, where it was run again, the most first, or would save at most; those that save nothing in
-    one sentence."""
+    one sentence, and at last what memory has no ``room`` for."""
     table = explanation.whatif
     row_of = {text: i for i, text in enumerate(table["text"].tolist())}
     bound_texts: list[tuple[float, str]] = []
     idle: dict[bool, list[str]] = {True: [], False: []}
     for text in explanation.bounds:
-        if again and str(table["knob"][row_of[text]]) not in again:  # a knob this scenario does not have
+        if (
+            again and NO_ROOM not in text and str(table["knob"][row_of[text]]) not in again
+        ):  # a knob this scenario does not have
             continue
         knob = str(table["knob"][row_of[text]])
         most = float(table["saving"][row_of[text]])
         name = text.partition(" would save ")[0]
         saved = again.get(knob, most)
+        short = _with_room(text, room) if knob == "batch" and room is not None else text
+        if NO_ROOM in short:
+            bound_texts.append((LAST, short))
+            continue
         if abs(saved) < (NOTHING if knob in again else SMALL):
             idle[knob in again].append(name)
         else:
-            bound_texts.append((saved, _run_again(text, saved) if knob in again else text))
+            told = _run_again(text, saved) if knob in again else text
+            told = _with_room(told, room) if knob == "batch" and room is not None else told
+            bound_texts.append((saved, told))
     lines = [text for _, text in sorted(bound_texts, key=lambda pair: -pair[0])]
     for rerun, names in idle.items():
         if names:
@@ -132,7 +165,11 @@ def at_most(explanation: Explanation) -> list[str]:
     most = sorted(
         ((float(table["saving"][row_of[text]]), text) for text in explanation.bounds), key=lambda row: -row[0]
     )
-    named = [f"{text.partition(' would save ')[0]} {share:.1%}" for share, text in most if PER_SAMPLE not in text]
+    named = [
+        f"{text.partition(' would save ')[0]} {share:.1%}"
+        for share, text in most
+        if PER_SAMPLE not in text and NO_ROOM not in text
+    ]
     return [f"would save at most: of the step {', '.join(named)}"] if named else []
 
 

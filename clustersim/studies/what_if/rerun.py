@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -21,6 +21,7 @@ from clustersim.explain.metrics import steady_window
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Changes, Table
 from clustersim.scenario.run.altered import altered
+from clustersim.scenario.run.held import held
 from clustersim.scenario.run.incidents import varying_of
 from clustersim.scenario.run.parts import play
 from clustersim.scenario.run.running import Prepared, prepare
@@ -31,6 +32,9 @@ LINKS = ("network", "inside")
 """Knobs of links between nodes and inside them."""
 BUCKETS = (1, 5, 25, 100, 1000)
 """Sizes [MiB] tried for ``bucket size``, and PyTorch's own first bucket."""
+
+UNIT_BLOCKS = (1, 2, 4)
+"""Blocks a unit of FSDP tried for it: what it gathers and reduces together."""
 
 
 def rerun_saving(prepared: Prepared, knob: str, factor: float, now: float) -> float | None:
@@ -130,6 +134,13 @@ def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
 
 def _other_buckets(prepared: Prepared, knob: str, factor: float) -> float | None:
     config = prepared.scenario.config
+    if (
+        prepared.split is None
+        and hasattr(config, "blocks_per_unit")
+        and not getattr(config, "checkpoint_outside", False)
+    ):
+        larger = [_changed(prepared, change) for change in _units_with_room(prepared)]
+        return min(larger, default=None)
     if prepared.split is not None or not hasattr(config, "bucket_cap_mb"):
         return None  # buckets beside a split model are Megatron's: large, and few
     tried: list[Changes] = [{"strategy.bucket_cap_mb": size} for size in BUCKETS]
@@ -138,7 +149,16 @@ def _other_buckets(prepared: Prepared, knob: str, factor: float) -> float | None
     return min(_changed(prepared, change) for change in tried)
 
 
-def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
+def _units_with_room(prepared: Prepared) -> Iterator[Changes]:
+    """Units of FSDP, of several blocks each, that may fit in memory: all of a unit is gathered at once."""
+    for blocks in UNIT_BLOCKS:
+        change: Changes = {"strategy.blocks_per_unit": blocks}
+        if held(prepared.scenario.changed(change)).verdict.possible:
+            yield change
+
+
+def larger_batch(prepared: Prepared, factor: float) -> Changes | None:
+    """``factor`` times the samples a micro-batch, as ``--set`` would say it; None where that is no whole number."""
     size = prepared.scenario.config.micro_batch_size * factor
     if size != int(size):
         return None
@@ -146,7 +166,12 @@ def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
     parallel = prepared.scenario.file.parallel
     if parallel is not None and parallel.global_batch_size is not None:
         change["parallel.global_batch_size"] = int(parallel.global_batch_size * factor)  # as many micro-batches
-    return _changed(prepared, change) / factor
+    return change
+
+
+def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
+    change = larger_batch(prepared, factor)
+    return None if change is None else _changed(prepared, change) / factor
 
 
 def _changed(prepared: Prepared, change: Changes) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.memory_use import Verdict
 from clustersim.core.texts import Plain, Table
 from clustersim.core.timeline import Timeline
 from clustersim.explain.step_words import unit_costs
@@ -30,6 +31,8 @@ MOST = 1_000_000
 """And ops, whoever does them, up to so many spans: ops are what a run takes its time for, half a second at most."""
 SAME = 0.001
 """Less than this is no change."""
+NO_ROOM = ", but it does not fit in memory"
+"""What is said of a choice that memory has no room for."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +46,20 @@ class ChoiceChange:
 @dataclass(frozen=True)
 class ChoiceOutcome:
     """What a choice came to: ``saving``, a share of the time per sample, negative where that gets longer; ``step_s``,
-    the step [s]; ``fits`` in memory."""
+    the step [s]; ``fits`` in memory, and where it may not, in words (``room``)."""
 
     choice: ChoiceChange
     saving: float
     step_s: float
     fits: bool
+    room: str = ""
 
     @property
     def text(self) -> str:
         """In a sentence."""
         more = "less" if self.saving >= 0 else "more"
         saving_text = "nothing changes" if abs(self.saving) < SAME else f"{abs(self.saving):.1%} {more} time per sample"
-        return f"{self.choice.what}: {saving_text}{'' if self.fits else ', but it does not fit in memory'} (run again)"
+        return f"{self.choice.what}: {saving_text}{self.room} (run again)"
 
     def to_dict(self) -> Plain:
         """Plain values."""
@@ -86,8 +90,16 @@ def turned(prepared: Prepared, timeline: Timeline) -> list[ChoiceOutcome]:
         except ClusterSimError:  # degrees that do not divide: no choice for this model and machine
             continue
         step = step_time(result.timeline)
-        outcomes.append(ChoiceOutcome(choice, 1.0 - step / _samples(result.prepared) / now, step, result.fits))
+        saving = 1.0 - step / _samples(result.prepared) / now
+        outcomes.append(ChoiceOutcome(choice, saving, step, result.fits, _room(result.verdict)))
     return sorted(outcomes, key=lambda outcome: -outcome.saving)
+
+
+def _room(verdict: Verdict) -> str:
+    """That a choice has too little memory, or how likely; empty where it has room."""
+    if verdict.ok:
+        return ""
+    return f", but it may run out of memory (likelihood {verdict.runs_out:.0%})" if verdict.possible else NO_ROOM
 
 
 def choices(prepared: Prepared, timeline: Timeline) -> Iterator[ChoiceChange]:

@@ -1,0 +1,57 @@
+"""What-ifs as advice on one run: in words of what its strategy has, and only where its memory has room for them."""
+
+from __future__ import annotations
+
+from clustersim.core.facts import RunFacts
+from clustersim.core.memory_states import DOES_NOT_FIT, MAY_RUN_OUT
+from clustersim.core.units import format_bytes
+from clustersim.explain.knobs import KNOB_NAMED
+
+BUCKETS = KNOB_NAMED["bucket size"].turned
+IN_PLACE_OF_BUCKETS = {"fsdp": "another number of blocks a unit (blocks_per_unit)"}
+"""What strategies that have no buckets reduce gradients by: FSDP gathers and reduces its units, a block each by
+default."""
+NO_ROOM = "would not fit"
+"""What is said of advice that memory has no room for."""
+OF_SAMPLES = ("activations", "logits")
+"""Parts of memory that grow with the samples of a micro-batch."""
+
+
+def in_own_words(text: str, facts: RunFacts) -> str:
+    """A what-if of buckets, told in words of the run's own strategy."""
+    strategy = facts.inputs.get("strategy", {})
+    kind = strategy.get("kind", "") if isinstance(strategy, dict) else ""
+    return text.replace(BUCKETS, IN_PLACE_OF_BUCKETS.get(str(kind), BUCKETS))
+
+
+def needed_with(facts: RunFacts, factor: float) -> float:
+    """The least [bytes] that the fullest GPU needs with ``factor`` times the samples a micro-batch; 0 where its memory
+    is not known."""
+    memory = facts.memory
+    if not memory.device_bytes:
+        return 0.0
+    return sum(memory.by.values()) + (factor - 1.0) * sum(memory.by.get(part, 0.0) for part in OF_SAMPLES)
+
+
+def has_room(facts: RunFacts, factor: float) -> bool:
+    """Whether ``factor`` times the samples a micro-batch may fit in memory; what is not known to be short has room."""
+    return needed_with(facts, factor) <= facts.memory.device_bytes
+
+
+def roomy(text: str, state: str, needed: float, device: float, likelihood: float = 0.0) -> str:
+    """A what-if of memory with its verdict.
+
+    text : what it would save. state : of :mod:`clustersim.core.memory_states`. needed, device : [bytes], asked and
+    there.
+
+    >>> roomy("batch x2 would save 5.0%", "fits", 1.0, 2.0)
+    'batch x2 would save 5.0%'
+    >>> roomy("batch x2 would save 5.0%", "does not fit", 2**34, 2**33)
+    'batch x2 would not fit in memory: it needs at least 16 GiB of 8 GiB'
+    """
+    if state == DOES_NOT_FIT:
+        turned = text.partition(" would save ")[0]
+        return f"{turned} {NO_ROOM} in memory: it needs at least {format_bytes(needed)} of {format_bytes(device)}"
+    if state == MAY_RUN_OUT:
+        return f"{text}, but it may run out of memory (likelihood {likelihood:.0%})"
+    return text

@@ -1,0 +1,93 @@
+"""What is advised has room in memory, and is told in words of what the run's strategy has."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+import pytest
+
+import clustersim as package
+from clustersim.core.facts import RunFacts
+from clustersim.explain.advice import needed_with
+from clustersim.explain.explain import explain
+from clustersim.studies.what_if.otherwise import at_most, otherwise
+from clustersim.studies.what_if.rerun import larger_batch, rerun_saving, step_time
+
+SINGLE = "single_gpt2_1x1_a100"
+FSDP = {"cluster.nodes": 1, "run.steps": 2}
+
+
+@cache
+def explained(samples):
+    result = package.load(SINGLE, {"strategy.micro_batch_size": samples}).run()
+    return result, explain(result.timeline, RunFacts.of(result.to_dict()))
+
+
+def of_samples(texts):
+    return [text for text in texts if text.startswith("samples a micro-batch x2")]
+
+
+@pytest.mark.parametrize("samples", [16, 32])
+def test_twice_the_samples_are_advised_only_where_a_run_of_them_may_fit(samples):
+    result, explanation = explained(samples)
+    twice, _ = explained(2 * samples)
+    (bound,) = of_samples(explanation.bounds)
+    assert ("would not fit in memory" in bound) == (not twice.verdict.possible)
+    reruns = otherwise(result.prepared, result.timeline, explanation)
+    (told,) = of_samples(reruns.text)
+    assert ("would not fit in memory" in told) == (not twice.verdict.possible)
+    assert "samples" not in at_most(explanation)[0]
+
+
+def test_what_twice_the_samples_need_is_about_what_a_run_of_them_needs():
+    result, _ = explained(16)
+    twice, _ = explained(32)
+    needed = needed_with(RunFacts.of(result.to_dict()), 2.0)
+    assert needed == pytest.approx(twice.memory.total, rel=0.02)
+
+
+def test_twice_the_samples_that_may_run_out_say_how_likely():
+    changes = {"cluster.nodes": 1}
+    for samples in range(20, 33):
+        load = package.load(SINGLE, {**changes, "strategy.micro_batch_size": 2 * samples})
+        if load.prepare().verdict.state == "may run out":
+            break
+    else:
+        pytest.fail("no batch of this model may run out")
+    result = package.load(SINGLE, {**changes, "strategy.micro_batch_size": samples}).run()
+    explanation = explain(result.timeline, RunFacts.of(result.to_dict()))
+    (told,) = of_samples(otherwise(result.prepared, result.timeline, explanation).text)
+    twice = result.scenario.changed(larger_batch(result.prepared, 2.0)).prepare().verdict
+    assert f"may run out of memory (likelihood {twice.runs_out:.0%})" in told
+
+
+@cache
+def sharded():
+    return package.load("fsdp_llama3_8b_64x8_h100", FSDP).run()
+
+
+def test_fsdp_is_advised_other_units_not_other_buckets():
+    texts = explain(sharded().timeline, sharded().facts()).bounds
+    assert not any("bucket" in text for text in texts)
+    assert any(text.startswith("another number of blocks a unit (blocks_per_unit)") for text in texts)
+
+
+def test_a_rerun_of_units_is_no_worse_than_what_the_scenario_has():
+    saving = rerun_saving(sharded().prepared, "bucket size", 2.0, step_time(sharded().timeline))
+    assert saving is not None
+    assert saving >= -1e-9
+
+
+def test_a_larger_batch_is_no_remedy_where_it_does_not_fit():
+    result = package.load("why_launch_bound").run()
+    facts = RunFacts.of(result.to_dict())
+    with_room = " ".join(explain(result.timeline, facts).causes)
+    assert "a larger micro-batch, fused kernels or CUDA graphs would help" in with_room
+    full = {**facts.memory.by, "activations": facts.memory.device_bytes}
+    short = " ".join(explain(result.timeline, _with_memory(facts, full)).causes)
+    assert "them; fused kernels or CUDA graphs would help" in short
+
+
+def _with_memory(facts, by):
+    return msgspec.structs.replace(facts, memory=msgspec.structs.replace(facts.memory, by=by))
