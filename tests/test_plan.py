@@ -45,7 +45,7 @@ from clustersim.studies.plan.searching import _OptionCount
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.untried import untried
 from clustersim.studies.plan.verdict import verdict
-from clustersim.studies.plan.why import alternatives, fit_of, where_it_goes, why_lost, why_on_front, why_tempting
+from clustersim.studies.plan.why import alternatives, fit_of, pace, where_it_goes, why_lost, why_on_front, why_tempting
 from clustersim.studies.sweep.row import FullestMemory, HotLink, SweepFigures
 
 PLAN = {
@@ -407,6 +407,25 @@ def test_the_verdict_takes_what_is_certain_and_names_what_is_tempting():
     said = verdict(plan(), found)
     assert said.startswith("Take 8 GPUs (hgx-a100) with fsdp")
     assert "zero looks 4.0% faster, but is predicted to +-36% only: measure it" in said
+
+
+def test_what_another_option_looks_faster_than_is_the_fastest_by_errors_counted_alone():
+    """Once told of an option that the front beats, and not of one that the other tables beat."""
+    found = judged(option(0, "fsdp", 100.0), option(1, "zero", 104.0))
+    assert [one.kind for one in found.front] == ["fsdp"]
+    assert why_on_front(found.front[0], found).endswith(", errors counted")
+    alone = judged(option(0, "fsdp", 100.0), option(1, "zero", 90.0))
+    assert "errors counted" not in why_on_front(alone.front[0], alone)
+
+
+def test_nothing_is_a_negative_share_slower():
+    """It once printed "-1% slower" of what looks faster and is known less well, and "0% slower" of equals."""
+    assert pace(100.9, 100.0) == "1% faster as predicted, but known less well"
+    assert pace(100.0, 100.1) == pace(100.1, 100.0) == "as fast"
+    assert pace(90.0, 100.0) == "10% slower"
+    found = judged(option(0, "fsdp", 100.0), option(1, "zero", 104.0))
+    assert "-4%" not in why_lost(found.options[1], found)
+    assert "4% faster as predicted, but known less well than" in why_lost(found.options[1], found)
 
 
 def test_the_verdict_says_where_memory_may_run_out():

@@ -106,7 +106,7 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
     for row in result.front:
         if row.limited_by and row.stage_bytes:
             stage_text = " ".join(f"{b / 2**30:.0f}" for b in row.stage_bytes)
-            fit = f"; {row.fit}" if row.fit else ""
+            fit = f"; {row.fit}" if row.fit and row.fit not in row.why else ""  # told once
             console.say(f"- {row.option}: at the least {row.limited_by}; GiB by stage {stage_text}{fit}")
     for heading, rows in (("why these", result.front), ("tempting", result.tempting), ("why not", result.alternatives)):
         if rows:

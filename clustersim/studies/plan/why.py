@@ -12,6 +12,9 @@ from clustersim.studies.plan.options import PlanOption, SearchResult, rule
 from clustersim.studies.sweep.row import SweepFigures
 
 FASTEST = "the fastest"
+AS_FAST = "as fast"
+EVEN = 0.005
+"""Of rates that differ by less than this share neither is called slower: it would print as 0 %."""
 NAMES = (FASTEST, "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
 """Of the front's objectives, in order."""
 
@@ -30,10 +33,9 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     elif option is front[0] and best[:1] != [FASTEST]:
         best.insert(0, f"{searched.fastest} with room in memory")
     if best:
-        if found_best := best[0] == NAMES[0]:
+        if best[0] == FASTEST:
             best[0] = searched.fastest
-        outrun = found_best and max(other_option.rate for other_option in front) > option.rate
-        return ", ".join(best) + (", errors counted" if outrun else "")
+        return ", ".join(best) + (", errors counted" if _outrun(option, searched) else "")
     # Where a machine has no price, whoever has one is compared with whoever has one: nothing is known of the other's.
     faster = next(
         (
@@ -57,7 +59,36 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     ahead = faster.rate / option.rate - 1
     if ahead < 0:  # the order is of what an option reaches at the least
         return f"{gains} than the next surely faster; itself predicted {-ahead:.0%} above it, +-{option.error:.0%}"
-    return f"{gains} than the next faster, which is {ahead:.0%} faster"
+    return f"{gains} than the next faster, which is {ahead:.1%} faster"
+
+
+def _outrun(option: PlanOption, searched: SearchResult) -> bool:
+    """Whether a table shows something that looks better at what this one is best at, at the worse end of its range.
+
+    What is the fastest with room in memory is compared with what has room.
+    """
+    of_all = [rival for rival in searched.options if rival.counts and rival.objectives]
+    roomy = [rival for rival in of_all if rival.has_room]
+    for k in range(len(NAMES)):
+        best = min(rival.robust[k] for rival in searched.front)
+        with_room = k == 0 and option is searched.front[0] and option.robust[0] != best
+        if (option.robust[k] == best and math.isfinite(best)) or with_room:
+            better = (rival.objectives[k] < option.objectives[k] for rival in (roomy if with_room else of_all))
+            if any(better):
+                return True
+    return False
+
+
+def pace(rate: float, rival_rate: float) -> str:
+    """How much slower an option is than another; of what is not, that it looks as fast, or faster.
+
+    >>> pace(90.0, 100.0), pace(100.0, 100.2), pace(101.0, 100.0)
+    ('10% slower', 'as fast', '1% faster as predicted, but known less well')
+    """
+    slower = 1 - rate / rival_rate
+    if abs(slower) < EVEN:
+        return AS_FAST
+    return f"{slower:.0%} slower" if slower > 0 else f"{-slower:.0%} faster as predicted, but known less well"
 
 
 def fit_of(option: PlanOption) -> str:
@@ -87,10 +118,11 @@ def why_lost(option: PlanOption, searched: SearchResult) -> str:
         return f"{reason}; at the least {limits}" if limits else reason
     by = beats(option, searched)
     more = option.objectives[1] / by.objectives[1] - 1 if option.priced and by.priced else 0.0
-    slower = f"{1 - option.rate / by.rate:.0%} slower" if option.candidate.gpus == by.candidate.gpus else ""
+    slower = pace(option.rate, by.rate) if option.candidate.gpus == by.candidate.gpus else ""
     dearer = f"{more:.0%} dearer per {'token' if searched.tokens else 'sample'}" if more >= 0.005 else ""
     how = " and ".join(part for part in (slower, dearer) if part) or "no better in anything"
-    return f"{where_it_goes(option)}; {how} than {searched.title(by)}"
+    than = " as " if how == AS_FAST else " than "
+    return f"{where_it_goes(option)}; {how}{than}{searched.title(by)}"
 
 
 def _slower(option: PlanOption, searched: SearchResult) -> str:
@@ -102,7 +134,8 @@ def _slower(option: PlanOption, searched: SearchResult) -> str:
     first = min(searched.front, key=lambda rival: rival.robust)
     fastest = min(rivals, key=lambda rival: rival.robust) if rivals else first
     where_text = " there" if fastest is not first else ""
-    return f"{1 - option.rate / fastest.rate:.0%} slower than the fastest{where_text}, roughly"
+    how = pace(option.rate, fastest.rate)
+    return f"{how} {'as' if how == AS_FAST else 'than'} the fastest{where_text}, roughly"
 
 
 def beats(option: PlanOption, searched: SearchResult) -> PlanOption:
