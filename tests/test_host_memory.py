@@ -15,6 +15,7 @@ from clustersim.core.host_memory import HostMemory, either, worse
 from clustersim.core.paths import shipped
 from clustersim.scenario.run.held import held
 from clustersim.studies.plan.limits import too_much
+from clustersim.studies.what_if.memory_table import table
 
 NAME = "zero3_llama3_8b_2x8_a100"
 AWAY = {"strategy.zero_optimization.offload_optimizer.device": "cpu"}
@@ -192,3 +193,23 @@ def test_likelihoods_and_states_of_both_memories_add_up():
     assert either(0.5, HostMemory(1e9, 1.5e9)) == 0.75
     assert worse("may run out", full) == "does not fit"
     assert worse("does not fit", sure) == "does not fit"
+
+
+def test_a_run_says_first_that_its_host_may_run_out_and_where_that_is_said(tmp_path):
+    changes = {**AWAY, "cluster.topology": machine(tmp_path, "80 GiB")}
+    result = scenario.load(NAME, changes).run()
+    host = result.verdict.host
+    assert f"if the host's memory lasts: it may run out (likelihood {host.runs_out:.0%})" in result.in_words
+    assert "node.host_memory" in host.in_words
+    assert "node.host_memory" in HostMemory(1e12).in_words
+    roomy = scenario.load(NAME, {**AWAY, "cluster.topology": machine(tmp_path, "2 TiB")}).run()
+    assert "host's memory lasts" not in roomy.in_words
+
+
+def test_the_largest_micro_batch_keeps_to_the_rule_of_the_verdict(tmp_path):
+    own = table(parts(tmp_path, "80 GiB").scenario, every=False)[0]
+    assert (own.host.state, own.largest_micro_batch) == ("may run out", 0)
+    assert own.largest_that_may_fit > 0
+    assert held(parts(tmp_path, "80 GiB").scenario).verdict.possible
+    roomy = table(parts(tmp_path, "2 TiB").scenario, every=False)[0]
+    assert roomy.largest_that_may_fit >= roomy.largest_micro_batch > 0

@@ -19,6 +19,9 @@ estimators ask for, buffers included (deepspeed/runtime/zero/stage3.py, ``estima
 ``additional_buffer_factor``). The most is that of memory which is pinned tensor by tensor: PyTorch rounds a pinned
 block up to a power of two (aten/src/ATen/core/CachingHostAllocator.h, ``allocate``)."""
 
+KEY = "node.host_memory of the topology"
+"""Where a topology file says what its hosts have."""
+
 
 class HostMemory(msgspec.Struct, frozen=True):
     """What the ranks of the node that asks most keep on its host, and what the host has.
@@ -81,9 +84,9 @@ class HostMemory(msgspec.Struct, frozen=True):
             return ""
         asked = f"{format_bytes(self.kept_bytes)} a node, about {format_bytes(self.likely_bytes)} with buffers"
         if self.room_bytes is None:
-            return f"host memory unknown: needs {asked}, and no file says what a node has"
+            return f"host memory unknown: needs {asked}, and no file says what a node has ({KEY} does)"
         word = worded(self.state, self.range_bytes, self.likely_bytes, self.room_bytes)
-        return f"host memory {word}: needs {asked}, of {format_bytes(self.room_bytes)}"
+        return f"host memory {word}: needs {asked}, of {format_bytes(self.room_bytes)} ({KEY})"
 
 
 NOTHING = HostMemory()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from clustersim.core.facts import RunFacts
+from clustersim.core.memory_states import MAY_RUN_OUT
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.advice import has_room
 from clustersim.explain.breakdown import breakdown
@@ -55,7 +56,12 @@ def came_to(facts: RunFacts, step: float) -> str:
     text += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
     lacking = [(facts.missing_bytes, "a GPU"), (facts.memory.host.missing_bytes, "a node's host")]
     more = " and ".join(f"{format_bytes(nbytes)} more memory than {who} has" for nbytes, who in lacking if nbytes)
-    return text + (f", if it fitted, but it needs {more}" if more else "")
+    if more:
+        return f"{text}, if it fitted, but it needs {more}"
+    host = facts.memory.host
+    if host.state == MAY_RUN_OUT:
+        return f"{text}, if the host's memory lasts: it may run out (likelihood {host.runs_out:.0%})"
+    return text
 
 
 def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> str:

@@ -66,9 +66,23 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}")
     console.say(f"nvidia-smi shows about {shown}")
-    console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
+    console.print(f"largest micro-batch that fits: {_largest_text(row)}")
     if row.trained_parameters < row.parameters:
         console.say(f"{row.trained_parameters:,} of {row.parameters:,} parameters are trained")
+
+
+def _largest_text(row: MemoryRow) -> str:
+    """The largest micro-batch that fits, by the rule of the verdict; and where none does, the largest that may."""
+    if row.largest_micro_batch or not row.largest_that_may_fit:
+        return str(row.largest_micro_batch or "none")
+    return f"none surely; {row.largest_that_may_fit} may run out, and may not"
+
+
+def _largest_cell(row: MemoryRow) -> str:
+    """The same in a table."""
+    if row.largest_micro_batch or not row.largest_that_may_fit:
+        return str(row.largest_micro_batch or "none")
+    return f"maybe {row.largest_that_may_fit}"
 
 
 def _about(middle: float, between: tuple[float, float]) -> str:
@@ -131,7 +145,7 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str], *, on_the_host: b
     fits = FITTING[row.verdict] if certain else f"{1 - out:.0%}"
     state_bytes = f"{row.bytes_per_parameter:.0f}"
     host = [_host_cell(row.host)] if on_the_host else []
-    return [state_bytes, states, saving, *part_cells, total, *host, fits, str(row.largest_micro_batch or "none")]
+    return [state_bytes, states, saving, *part_cells, total, *host, fits, _largest_cell(row)]
 
 
 def _host_cell(host: HostMemory) -> str:

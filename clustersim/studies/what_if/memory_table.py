@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 import msgspec
 
 from clustersim.core.device import Device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.host_memory import HostMemory
-from clustersim.core.memory_use import MemoryUse
+from clustersim.core.memory_use import MemoryUse, Verdict
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.file.reading import Changes
 from clustersim.scenario.run.held import ScenarioParts, held
@@ -41,7 +42,8 @@ class MemoryRow(msgspec.Struct, frozen=True):
         the least and the most. verdict : one of fits, may run out and does not fit; ``fits`` is true of the first.
     model_states_bytes : parameters, gradients and optimizer. bytes_per_parameter : of these, unsplit.
     saving : one GPU's model states over these.
-    largest_micro_batch : that fits, 0 if not even one sample does.
+    largest_micro_batch : that fits, 0 if not even one sample does. largest_that_may_fit : whose step may run out of
+        memory, and may not; 0 if not even one sample's may.
     stage : which holds most, None of a model that is not split. stages : each of them.
     host : what a node keeps in its host's memory for its ranks, and what that has. host_verdict : as ``verdict``, or
         unknown; empty where nothing is on the host.
@@ -67,6 +69,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     fits: bool
     verdict: str
     largest_micro_batch: int
+    largest_that_may_fit: int
     stage: int | None
     stages: list[FullestGpu]
     parameters: int
@@ -136,6 +139,7 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         bytes_per_parameter=bytes_a_parameter(parts),
         saving=parts.whole().model_states / use.model_states if use.model_states else None,
         largest_micro_batch=largest_micro_batch(parts),
+        largest_that_may_fit=largest_micro_batch(parts, lambda verdict: verdict.possible),
         stage=None if split is None else split.worst,
         stages=[] if split is None else [_fullest(stage_use, card, host) for stage_use in split.memory],
         parameters=parts.model.parameters,
@@ -151,11 +155,14 @@ def _fullest(use: MemoryUse, card: Device, host: HostMemory) -> FullestGpu:
     return FullestGpu(use.peak, use.at_peak(), use.total, verdict.ok, verdict.state)
 
 
-def largest_micro_batch(parts: ScenarioParts) -> int:
-    """The largest ``micro_batch_size`` whose step fits, everything else as written; 0 if none does."""
+def largest_micro_batch(parts: ScenarioParts, rule: Callable[[Verdict], bool] = lambda verdict: verdict.ok) -> int:
+    """The largest ``micro_batch_size`` whose step fits, everything else as written; 0 if none does.
+
+    rule : of a verdict whether it counts as fitting; that it says so, by default.
+    """
 
     def fits(size: int) -> bool:
-        return parts.verdict_of(parts.resized(size)).ok
+        return rule(parts.verdict_of(parts.resized(size)))
 
     if not fits(1):
         return 0
