@@ -195,3 +195,12 @@ def test_check_says_which_links_are_faster_than_their_hardware_and_by_how_much(t
     words = "node0/nic3 -> node0/pcie3 and 7 more links: 2 times the rate of the hardware"
     output = " ".join(capsys.readouterr().out.split())
     assert output.count(words) == output.count("a what-if, not a machine") == told
+
+
+def test_a_run_notes_a_factor_above_one_in_the_words_of_check():
+    changes = {"cluster.changes": [{"match": "*/gpu0 -> *", "factor": 2.0}]}
+    prepared = scenario.load("ddp_resnet50_1x8_v100", changes).prepare()
+    (note,) = (text for text in prepared.notes if "a what-if, not a machine" in text)
+    assert note in prepared.topology.assumed
+    plain = scenario.load("ddp_resnet50_1x8_v100").prepare()
+    assert not any("what-if" in text for text in plain.notes)

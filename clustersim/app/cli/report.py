@@ -33,9 +33,10 @@ def report(
     folder of them).
 
     One self-contained page. Of a run: the verdict, where the time went, who did what when, stalls, hotspots, the
-    critical path, memory, inputs and assumptions; of a scenario also what it would be with one thing changed. Of the
-    others: the answer in a sentence, case by case, what is worth having, curves, why and why not, what is too close
-    to call, assumptions, and the whole table.
+    critical path, memory, inputs and assumptions; of a scenario also what it would be with one thing changed, where
+    its run is short enough to be made a dozen times more (`explain --rerun` says it of any). Of the others: the answer
+    in a sentence, case by case, what is worth having, curves, why and why not, what is too close to call, assumptions,
+    and the whole table.
     """
     from clustersim.app.report import write_report
     from clustersim.app.report.study import holds_study, write_study

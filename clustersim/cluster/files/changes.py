@@ -84,13 +84,17 @@ def _hidden(topology: Topology, links: Bools, one: Change) -> Topology:
     return replace(topology, link_bandwidth=topology.link_bandwidth * factor, hidden_factor=before * factor)
 
 
+WHAT_IF = "by a factor above 1: a what-if, not a machine"
+"""How the sentence on links that are faster than their hardware ends."""
+
+
 def _faster(topology: Topology, links: Bools, factor: float) -> str:
     """Whose rate is above that of the hardware, and by how much."""
     named = np.flatnonzero(links).tolist()
     more = f" and {several(len(named) - 1, 'more link')}" if len(named) > 1 else ""
     return (
         f"{topology.link_name(named[0])}{more}: {factor:g} times the rate of the hardware "
-        f"({format_bandwidth(float(topology.link_bandwidth[named[0]]))}), by a factor above 1: a what-if, not a machine"
+        f"({format_bandwidth(float(topology.link_bandwidth[named[0]]))}), {WHAT_IF}"
     )
 
 
