@@ -100,3 +100,13 @@ def test_the_readme_names_every_figure_of_a_run():
 
 def test_no_two_figures_share_a_key_or_a_label():
     assert len({figure.key for figure in FIGURES}) == len({figure.label for figure in FIGURES}) == len(FIGURES)
+
+
+@pytest.mark.parametrize("name", ["ddp_resnet50_1x8_v100", "1f1b_gpt2_xl_1x8_a100"])
+def test_where_a_step_goes_adds_up_to_it_in_the_table_of_a_run(name):
+    """Host time once had no row, though the explanation named it."""
+    values = load(name).run().figures
+    shown = {figure.key for figure in figures.shown_in("run")}
+    parts = {"compute_s", "exposed_transfer_s", "waiting_for_peer_s", "bubble_s", "idle_s"}
+    assert parts <= shown
+    assert sum(values.get(key, 0.0) for key in parts) == pytest.approx(values["step_time_s"], rel=1e-9)

@@ -66,10 +66,10 @@ FIGURES = (
     _row("communication_s", "communication", "time", "run sweep"),
     _row("exposed_communication_s", "exposed communication", "time", "sweep", better=-1, of_equal_steps=True),
     _row("peer_wait_s", "waiting inside communication", "time", "sweep", better=-1, of_equal_steps=True),
-    _row("idle_s", "idle", "time", "sweep", better=-1, of_equal_steps=True),
     _row("exposed_transfer_s", "exposed transfer", "time", "run", better=-1, of_equal_steps=True),
     _row("waiting_for_peer_s", "waiting for a peer", "time", "run", better=-1, of_equal_steps=True),
     _row("bubble_s", "bubble", "time", "run", better=-1, of_equal_steps=True),
+    _row("idle_s", "host, other", "time", "run sweep", head="idle", better=-1, of_equal_steps=True),
     _row("bytes_sent_per_gpu", "sent per GPU and step", "bytes", "run report sweep rows", head="sent per GPU"),
     _row("peak_memory_bytes", "peak memory per GPU", "bytes", "run report sweep rows", head="memory", better=-1),
 )
