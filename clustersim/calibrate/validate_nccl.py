@@ -36,7 +36,7 @@ from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.ranges import PredictionRange, of_collective, size_class
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
-from clustersim.files.traces.samples import launch_mode
+from clustersim.files.traces.samples import launch_mode, told_launch
 
 KINDS = {
     **{k: k for k in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "gather")},
@@ -60,7 +60,8 @@ def validate_rows(rows: Sequence[Table]) -> Score:
 
 def _range(row: Table) -> PredictionRange:
     group = measured(row)[2]
-    return of_collective(group.topology, float(row["size_bytes"]), group.n_nodes, row["collective"])
+    kind = KINDS[row["collective"]]
+    return of_collective(group.topology, float(row["size_bytes"]), group.n_nodes, kind, group.size)
 
 
 DIMENSIONS: dict[str, Dimension] = {
@@ -124,14 +125,9 @@ def pin(env: str, variable: str) -> str | None:
     return re.sub(r"[,;]+(NCCL_.*)?$", "", match.group(1).strip("\"'")) or None if match else None
 
 
-_SAYS_LAUNCH = re.compile(r"mpirun|srun|slurm|torchrun|process(es)? (per|a) gpu|-g 1\b", re.IGNORECASE)
-
-
 def launch_of(row: dict[str, str]) -> str:
     """How a row's run was started, as its notes and settings say; empty where they do not."""
-    mode = launch_mode(row.get("notes", ""))
-    stated = mode != "process_per_gpu" or _SAYS_LAUNCH.search(f"{row.get('notes', '')} {row.get('env', '')}")
-    return mode if stated else ""
+    return told_launch(row.get("notes", ""), row.get("env", ""))
 
 
 def _machines(topology: str, nodes: int, ranks: int) -> int:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from clustersim.core.costs import COSTS, GLOO_COSTS, MPI_COSTS, flat, unit
 from clustersim.core.device import DTYPES
 from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.measured_spans import MeasuredSpan
 
 PARTS = ("nccl", "gloo", "mpi", "device")
 """What constants are of."""
@@ -43,6 +44,7 @@ class Provenance:
     ----------
     date : ``"2026-11-21"``. data : files. versions : of NCCL or PyTorch, as the data say. rows : measurements used.
     refused : constant -> why the data cannot tell it; it keeps its default.
+    spans : of NCCL's collectives, what was measured; empty where that is not recorded, or none was.
     """
 
     date: str = ""
@@ -50,6 +52,7 @@ class Provenance:
     versions: tuple[str, ...] = ()
     rows: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
+    spans: tuple[MeasuredSpan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,15 @@ class Calibration:
         return {name: constant.value for name, constant in getattr(self, part).items()}
 
     def over(self, base: Calibration | None) -> Calibration:
-        """These constants, and for those not among them the base's; the provenance is this one's."""
+        """These constants, and for those not among them the base's; the provenance is this one's, and with constants of
+        NCCL's from nobody knows what, what was measured for the base's says nothing."""
         if base is None:
             return self
         merged = {part: {**getattr(base, part), **getattr(self, part)} for part in PARTS}
-        return Calibration(**merged, provenance=self.provenance)
+        spans = self.provenance.spans
+        if spans or not self.nccl:
+            spans = tuple(dict.fromkeys((*spans, *base.provenance.spans)))
+        return Calibration(**merged, provenance=replace(self.provenance, spans=spans))
 
 
 def names(part: str) -> tuple[str, ...]:

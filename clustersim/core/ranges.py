@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from clustersim.core.device import UNSEEN
+from clustersim.core.measured_spans import NOT_RECORDED, outside
 from clustersim.core.texts import Table, data_table
 from clustersim.core.topology import Topology
 
@@ -34,7 +35,8 @@ class PredictionRange(msgspec.Struct, frozen=True):
     known : what is known of this prediction's subject: ``"calibrated"`` (numbers measured on this machine),
         ``"published"`` (several publishers have rows of this machine, or this one's software has), ``"similar"``
         (others of its kind have), ``"new"`` (nobody has published rows of its transport, so it is a draw from all
-        transports; or no steps on its generation of GPUs).
+        transports; or no steps on its generation of GPUs). outside : why numbers of the machine say nothing of it,
+        where it has some; else empty.
     """
 
     p50: float
@@ -42,6 +44,7 @@ class PredictionRange(msgspec.Struct, frozen=True):
     rows: int
     groups: int
     known: str
+    outside: str = ""
 
 
 def size_class(nbytes: float) -> str:
@@ -72,28 +75,55 @@ def traits(kind: str, nodes: int, net: str, well_known: Collection[str]) -> tupl
 
 
 def of_collective(
-    topology: Topology, nbytes: float, nodes: int | None = None, kind: str = "all_reduce"
+    topology: Topology,
+    nbytes: float,
+    nodes: int | None = None,
+    kind: str = "all_reduce",
+    ranks: int | None = None,
 ) -> PredictionRange:
-    """Of the time of a collective of ``nbytes`` on a machine, over ``nodes`` of it (None: all).
+    """Of the time of a collective of ``nbytes`` on a machine, over ``nodes`` of it (None: all) with so many ``ranks``
+    (None: as many on a node as were measured).
 
-    Never narrower than that of a machine that is better known.
+    Never narrower than that of a machine that is better known. What a machine's own numbers do not tell
+    (:func:`unmeasured_reason`) has the range of a machine without them.
     """
     data = data_table("ranges")["collectives"]
     count = topology.n_nodes if nodes is None else nodes
     net = topology.node_types[0].net
-    if topology.calibration is not None or topology.measured:
-        names: tuple[str, ...] = ("calibrated",)
-    elif topology.name in data["platforms"]:
-        names = CLOSENESS[:1]
-    else:
-        names = CLOSENESS[: 2 if count <= 1 or net in data["transports"] else 3]
+    has_numbers = bool(topology.calibration is not None and topology.calibration.nccl) or bool(topology.measured)
+    reason = unmeasured_reason(topology, nbytes, count, kind, ranks)
+    names: tuple[str, ...] = ("calibrated",) if has_numbers else ()
+    if not names or reason:
+        is_published = topology.name in data["platforms"]
+        is_known = count <= 1 or net in data["transports"]
+        names += CLOSENESS[: 1 if is_published else 2 if is_known else 3]
     of_kind = traits(kind, count, net, data["well_known"])
     ranges = [_widened(data[name], size_class(nbytes), of_kind, name) for name in names]
     p50 = max(around.p50 for around in ranges)
     p90 = max(around.p90 for around in ranges)
     if one_flow_each(kind, count):
         p90 = SHARED_UPLINK * (1.0 + p90) - 1.0
-    return replace(ranges[-1], p50=p50, p90=p90)
+    return replace(ranges[-1], p50=p50, p90=p90, outside=reason)
+
+
+def unmeasured_reason(topology: Topology, nbytes: float, nodes: int, kind: str, ranks: int | None = None) -> str:
+    """Why the numbers of a machine say nothing of a collective; empty where they do, and of a machine without any.
+
+    Of a log those outside of its spans; of a few measured numbers a size of whose class none is, which is how their
+    ranges were made: three numbers, each of another class.
+    """
+    if topology.measured:
+        size = size_class(nbytes)
+        measured = {size_class(number.nbytes) for number in topology.measured}
+        told = size in measured
+        if told:
+            return ""
+        if topology.calibration is None or not topology.calibration.provenance.spans:
+            return f"none of the measured numbers is of {size}"
+    if topology.calibration is None or not topology.calibration.nccl:
+        return ""
+    spans = topology.calibration.provenance.spans
+    return outside(spans, kind, nbytes, nodes, ranks) if spans else NOT_RECORDED
 
 
 def one_flow_each(kind: str, nodes: int) -> bool:
@@ -110,7 +140,7 @@ def collective_words(around: PredictionRange, nbytes: float, kind: str, nodes: i
     )
     return (
         f"trust, {size_class(nbytes)}: half of published times {whose} within {around.p50:.0%}, nine in ten within "
-        f"{around.p90:.0%}{tail}"
+        f"{around.p90:.0%}{tail}{f'; {around.outside}' if around.outside else ''}"
     )
 
 

@@ -15,6 +15,7 @@ from clustersim.app.cli.common import PATH, format_option, json_option, print_js
 from clustersim.app.cli.pictures import write_picture
 from clustersim.app.cli.tables import rich_table, stdout
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.measured_spans import MeasuredSpan, missing_words, span_words
 from clustersim.core.outputs import fresh, ours, output_folder, writing
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 
@@ -104,6 +105,13 @@ NOT_WRITTEN = "a topology file has no field for it: without it, constants are fi
 """Of a setting of NCCL's."""
 
 
+NOT_MEASURED = (
+    "Sizes that a collective was not measured at stay as shipped, and all of these keep the range of a machine that "
+    "nobody calibrated"
+)
+"""Of what a log has not."""
+
+
 class FitErrors(msgspec.Struct, frozen=True):
     """Median |relative error| of some rows, before and after a fit."""
 
@@ -130,7 +138,8 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     that constants were moved, where a size class would else be predicted worse. explained : how the machine differs
     from its file, with the median error of rows above 64 KiB as it is ``described`` and so; ``written`` to the
     topology file; ``alike``, what explains the rows as well. unexplained :
-    sentences on sizes that are far off as the file describes the machine, and why is not known."""
+    sentences on sizes that are far off as the file describes the machine, and why is not known. measured : of NCCL's
+    collectives, what the rows are of; ``missing``, what they are not of."""
 
     constants: list[ConstantEstimate]
     errors: dict[str, FitErrors]
@@ -146,11 +155,14 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     written: bool = True
     alike: tuple[str, ...] = ()
     unexplained: tuple[str, ...] = ()
+    measured: tuple[MeasuredSpan, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def _said(calibrated: Calibrated) -> CalibrationReport:
     import numpy as np
 
+    spans = calibrated.calibration.provenance.spans
     return CalibrationReport(
         constants=[
             ConstantEstimate(fit.part, c.knob.name, c.value, c.low, c.high, c.knob.default, c.refused)
@@ -164,6 +176,8 @@ def _said(calibrated: Calibrated) -> CalibrationReport:
         noise=calibrated.noise,
         skipped=calibrated.skipped,
         share=min(fit.share for fit in calibrated.fits),
+        measured=spans,
+        missing=tuple(missing_words(spans)) if spans else (),
         **_explanation(calibrated),
     )
 
@@ -177,7 +191,7 @@ def _explanation(calibrated: Calibrated) -> dict[str, Any]:
     if reason is None:
         fit = calibrated.fits[0]
         classes = [size_class(size) for size in calibrated.sizes] if fit.part == "nccl" else []
-        return {"unexplained": tuple(unexplained(classes, fit.measured, fit.before)) if classes else ()}
+        return {"unexplained": tuple(unexplained(classes, fit.measured, fit.before, fit.after)) if classes else ()}
     return {
         "explained": reason.structure.words,
         "described": reason.described,
@@ -256,3 +270,6 @@ def _lines(report: CalibrationReport) -> Iterator[str]:
         beside = f"; repeats of a row differ by {report.noise:.1%}" if report.noise == report.noise else ""
         held_out = f"median |error| {report.held_out:.1%}{beside}"
         yield f"{report.held_out_of}, every other size fitted and those between predicted: {held_out}"
+    yield from (f"measured: {line}" for line in span_words(report.measured))
+    if report.missing:
+        yield f"not measured: {'; '.join(report.missing)}. {NOT_MEASURED}"

@@ -42,7 +42,7 @@ COLUMNS = (
 
 
 class CollectiveOptions(msgspec.Struct):
-    """The options, by their names."""
+    """The options, by their names; ``started`` : what is to be said of ``launch`` and ``nccl_version``."""
 
     size: str | None
     minbytes: str | None
@@ -57,9 +57,10 @@ class CollectiveOptions(msgspec.Struct):
     channels: int | None
     backend: str | None
     fidelity: Literal["flow", "chunk"]
-    launch: Literal["process_per_gpu", "single_process", "threads"]
-    nccl_version: tuple[int, int]
+    launch: Literal["process_per_gpu", "single_process", "threads"] | None
+    nccl_version: tuple[int, int] | None
     why: bool
+    started: str = ""
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
@@ -120,15 +121,16 @@ class CollectiveRow(msgspec.Struct, frozen=True):
 @click.option(
     "--launch",
     type=click.Choice(["process_per_gpu", "single_process", "threads"]),
-    default="process_per_gpu",
-    help="Who drives the GPUs of a node.",
+    help="Who drives the GPUs of a node.  [process_per_gpu; of a calibrated machine as its log]",
 )
 @click.option(
     "--why",
     is_flag=True,
     help="Say what else NCCL could run: its own estimate of each, ours, and why each is not chosen.",
 )
-@click.option("--nccl-version", default="2.28", help="The NCCL whose choices are predicted.")
+@click.option(
+    "--nccl-version", help="The NCCL whose choices are predicted.  [2.28; of a calibrated machine as its log]"
+)
 @json_option
 def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, as_json: bool, **options: Any) -> None:
     """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
@@ -137,7 +139,8 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     from clustersim.collectives import fitted as fitting
     from clustersim.collectives.backends import usual_backend
 
-    settings = CollectiveOptions(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
+    text = options["nccl_version"]
+    settings = CollectiveOptions(**options | {"nccl_version": None if text is None else parse_nccl_version(text)})
     name = KINDS.get(kind.removesuffix("_perf"))
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
@@ -147,6 +150,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     settings.backend = settings.backend or usual_backend(machine, mesh.gpus)
     if settings.why and settings.backend != "nccl":
         raise ClusterSimError(f"--why is about what NCCL chooses; the backend here is {settings.backend!r}")
+    _start_as_measured(settings, machine, name, nodes)
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
         rows = [_row(name, float(size), machine, mesh, settings) for size in nbytes]
         rows[-1].notes.extend(_at_other_rates(name, rows[-1], machine, mesh, settings))
@@ -178,6 +182,22 @@ def sizes(settings: CollectiveOptions) -> Iterator[int]:
         low = low + step if step else low * (settings.stepfactor or 2)
 
 
+def _start_as_measured(settings: CollectiveOptions, machine: Topology, kind: str, nodes: int) -> None:
+    """Set how the job is started: as the options say, else as the log that the machine's constants are fitted to."""
+    from clustersim.calibrate.fit.started import started_as_measured
+    from clustersim.collectives.base import Group
+
+    usual = Group(machine, machine.gpus)
+    if settings.backend != "nccl":
+        settings.launch = settings.launch or "process_per_gpu"
+        settings.nccl_version = settings.nccl_version or usual.nccl_version
+        return
+    start = started_as_measured(machine, kind, nodes, settings.launch or "", settings.nccl_version)
+    settings.launch = start.launch
+    settings.nccl_version = start.version
+    settings.started = start.words
+
+
 def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: CollectiveOptions) -> CollectiveRow:
     from clustersim.collectives import backends
     from clustersim.collectives.base import Group, Request
@@ -192,6 +212,8 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
         algorithm=settings.algorithm,
         protocol=settings.protocol,
     )
+    assert settings.launch is not None
+    assert settings.nccl_version is not None
     group = Group(topology, mesh.gpus, settings.launch, settings.nccl_version)
     plan = backends.plan(request, group, backend=settings.backend or "nccl", n_channels=settings.channels)
     seconds = plan.time(topology.link_bandwidth)
@@ -224,7 +246,9 @@ def _notes(request: Request, group: Group, settings: CollectiveOptions) -> Itera
 
     yield from (f"assumed: {text}" for text in group.topology.assumed)
     if settings.backend == "nccl" and request.nbytes:
-        around = of_collective(group.topology, request.nbytes, group.n_nodes, request.kind)
+        if settings.started:
+            yield settings.started
+        around = of_collective(group.topology, request.nbytes, group.n_nodes, request.kind, group.size)
         yield collective_words(around, request.nbytes, request.kind, group.n_nodes)
 
 

@@ -44,13 +44,14 @@ class MeasuredCollective:
     Parameters
     ----------
     seconds : float, measured. choice : what NCCL picks. case : rows of one case are one table of one run.
-    version : of NCCL, as the row says it.
+    version : of NCCL, as the row says it. launch : how the job was started, as the row says it.
     """
 
     seconds: float
     choice: NcclChoice
     case: str
     version: str = ""
+    launch: str = ""
 
     @property
     def nbytes(self) -> float:

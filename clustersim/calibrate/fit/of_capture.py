@@ -12,7 +12,7 @@ from clustersim.calibrate.captured import Capture, noise, read_capture
 from clustersim.calibrate.fit.calibrated import Calibrated, held_out
 from clustersim.calibrate.fit.device import DeviceTimes, device_times
 from clustersim.calibrate.fit.host import LIBRARIES, host_times
-from clustersim.calibrate.fit.of_logs import LogPlays, fit_log
+from clustersim.calibrate.fit.of_logs import LogPlays, fit_log, measured_spans
 from clustersim.calibrate.fit.solve import fit
 from clustersim.cluster import files as fabrics
 from clustersim.core.calibrated import Calibration, Provenance
@@ -51,6 +51,7 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
         versions=tuple(dict.fromkeys(f"torch {c.versions['torch']}" for c in captures if c.versions.get("torch"))),
         rows=sum(len(part_fit.measured) for part_fit in fits),
         refused={name: why for part_fit in fits for name, why in part_fit.refused.items()},
+        spans=tuple(measured_spans(described)),
     )
     parts = {part_fit.part: part_fit.told for part_fit in fits}
     library = next((host for host in hosts if host.rows), hosts[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
@@ -17,7 +17,7 @@ from clustersim.calibrate.fit.calibrated import Calibrated, halves
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
 from clustersim.calibrate.fit.structures import Explained, Structure, explained
-from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_version
+from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_launch, usual_version
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
@@ -26,6 +26,7 @@ from clustersim.collectives.nccl_backend import NcclChoice, choice
 from clustersim.core.arrays import Floats
 from clustersim.core.calibrated import Calibration, Provenance
 from clustersim.core.errors import ClusterSimError, TraceError
+from clustersim.core.measured_spans import MeasuredSpan, stretches
 from clustersim.core.ranges import size_class, spread_of_log
 from clustersim.files import traces
 from clustersim.files.traces.samples import Sample, Samples, joined
@@ -33,9 +34,6 @@ from clustersim.files.traces.samples import Sample, Samples, joined
 FEWEST = 5
 """Rows that say anything of a machine: fewer are a point or two, which any constant can be bent through."""
 
-
-BEYOND = 4.0
-"""How far a log's sizes tell of others."""
 
 GRID = tuple(4.0**k for k in range(4, 17))
 """Bytes of calls that a log may leave out: 256 B to 4 GiB."""
@@ -77,6 +75,7 @@ def calibrate_logs(
         versions=tuple(sorted({f"NCCL {row.version}" for row in times.rows if row.version})),
         rows=len(times.rows),
         refused={name: why for name, why in fitted.refused.items() if why != UNUSED},
+        spans=tuple(measured_spans(times)),
     )
     return Calibrated(
         fits=(fitted,),
@@ -165,22 +164,34 @@ def _fit(times: NcclTimes, before: Floats | None = None) -> FitResult:
 
 
 def unmeasured(times: NcclTimes) -> tuple[MeasuredCollective, ...]:
-    """Each case's calls of sizes farther than :data:`BEYOND` times from what was measured, which take what is expected
-    of the machine."""
-    sizes_of: dict[tuple[str, str, int], list[float]] = {}
+    """Each case's calls of sizes that no span of it holds, which take what is expected of the machine."""
+    rows_of: dict[tuple[str, str, int], list[MeasuredCollective]] = {}
     choices: dict[tuple[str, str, int], NcclChoice] = {}
     for row in times.rows:
         case = row.case, row.choice.request.kind, id(row.choice.group)
-        sizes_of.setdefault(case, []).append(row.nbytes)
+        rows_of.setdefault(case, []).append(row)
         choices[case] = row.choice
     rows = []
-    for case, sizes in sizes_of.items():
+    for case, case_rows in rows_of.items():
+        spans = list(measured_spans(NcclTimes(tuple(case_rows))))
         for nbytes in GRID:
-            if not min(sizes) / BEYOND < nbytes < max(sizes) * BEYOND:
+            if not any(span.holds(nbytes) for span in spans):
                 other = choice(replace(choices[case].request, nbytes=nbytes), choices[case].group)
                 rows.append(MeasuredCollective(math.nan, other, f"{case[0]}, {size_class(nbytes)}"))
     expected = NcclTimes(tuple(rows)).predict({}).tolist()
     return tuple(replace(row, seconds=seconds) for row, seconds in zip(rows, expected, strict=True))
+
+
+def measured_spans(times: NcclTimes) -> Iterator[MeasuredSpan]:
+    """What rows measured, by collective, ranks and how the job was started, the smallest first."""
+    sizes_of: dict[tuple[str, int, int, str, tuple[int, int] | None], list[float]] = {}
+    for row in times.rows:
+        group = row.choice.group
+        key = row.choice.request.kind, group.n_nodes, group.size, row.launch, nccl_version(row.version)
+        sizes_of.setdefault(key, []).append(row.nbytes)
+    for (kind, nodes, ranks, launch, version), sizes in sizes_of.items():
+        for stretch in stretches(sizes):
+            yield MeasuredSpan(kind, nodes, ranks, stretch[0], stretch[-1], len(stretch), launch, version)
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,7 +306,7 @@ def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> Measured
         raise TraceError("a row of several groups at once")
     count = sample.nodes or nodes or math.ceil(sample.ranks / groups.gpus_per_node)
     version = nccl_version(sample.version) or usual_version(groups.machine)
-    group = groups.of(sample.ranks, count, sample.launch or "process_per_gpu", version)
+    group = groups.of(sample.ranks, count, sample.launch or usual_launch(groups.machine, count), version)
     request = Request(
         sample.kind,
         sample.nbytes,
@@ -307,4 +318,4 @@ def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> Measured
     reason = beyond_reason(chosen, sample.seconds)
     if reason:
         raise TraceError(f"a row that {reason}")
-    return MeasuredCollective(sample.seconds, chosen, sample.case, sample.version)
+    return MeasuredCollective(sample.seconds, chosen, sample.case, sample.version, sample.launch)

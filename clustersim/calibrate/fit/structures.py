@@ -188,20 +188,29 @@ def reason_words(structure_words: str, described: float, error: float) -> str:
     )
 
 
-def unexplained(classes: Sequence[str], measured: Floats, expected: Floats) -> Iterator[str]:
+def unexplained(
+    classes: Sequence[str], measured: Floats, expected: Floats, fitted: Floats | None = None
+) -> Iterator[str]:
     """Of each class of sizes above 64 KiB that is further off than nine in ten published logs, where no structure
     explains it: by how much, and what to look at. Without it a log that is 1.4 times slower than expected passes for
-    one that is as described."""
+    one that is as described. ``fitted`` : (n,) seconds after a fit."""
     of_row = np.array(classes)
     for name in dict.fromkeys(classes):
         ratios = (measured / expected)[of_row == name]
         error = float(np.median(np.abs(1.0 / ratios - 1.0)))
         if name != SMALL and error >= far_of_log(name):
+            after = "" if fitted is None else _after_words(fitted[of_row == name] / measured[of_row == name])
+            before = "" if fitted is None else "before the fit "
             yield (
-                f"{name}: off by {error:.0%} in the median, measured times are {np.median(ratios):.2f} times those "
+                f"{name}: {before}off by {error:.0%} in the median{after}, measured times are {np.median(ratios):.2f} times those "
                 f"expected, and nothing that was tried explains it ({TRIED}). {log_words(name)} of what is "
                 "expected: the machine may be another or busy, or the prediction wrong"
             )
+
+
+def _after_words(ratios: Floats) -> str:
+    """``ratios`` : (n,) times as fitted over those measured."""
+    return f" (after it by {float(np.median(np.abs(ratios - 1.0))):.0%})"
 
 
 def alike_words(alike: Sequence[str]) -> Iterator[str]:

@@ -75,7 +75,7 @@ def load(
     """:func:`clustersim.cluster.files.load`, and what the machine's own numbers say of it (what a log was fitted to is
     kept).
 
-    ``measured`` replaces the numbers that the topology's file gives.
+    ``measured`` replaces the numbers that the topology's file gives. The topology has those that are used.
 
     A number that no such machine can have, or that contradicts the others, moves nothing, and a warning
     (:class:`NumberKeptApart`) says which and why.
@@ -87,9 +87,14 @@ def load(
     calibration = informed(numbers, name_or_path, device, tuple(sorted((fabric or {}).items())))
     for i, reason in calibration.apart.items():
         warnings.warn(f"{numbers[i].where} is kept apart and moves nothing: {reason}", NumberKeptApart, stacklevel=2)
-    if len(calibration.apart) == len(numbers):
-        return topology
-    return replace(topology, calibration=calibration.calibration.over(topology.calibration))
+    used = tuple(number for i, number in enumerate(numbers) if i not in calibration.apart)
+    if not used:
+        return replace(topology, measured=())
+    own = calibration.calibration
+    if topology.calibration is not None:  # the numbers move what a log was fitted to, and the log still tells of it
+        spans = topology.calibration.provenance.spans
+        own = replace(own, provenance=replace(own.provenance, spans=spans))
+    return replace(topology, calibration=own.over(topology.calibration), measured=used)
 
 
 @lru_cache(maxsize=32)

@@ -81,6 +81,15 @@ def launch_mode(notes: str) -> str:
     return "single_process" if alone else "process_per_gpu"
 
 
+_SAYS_LAUNCH = re.compile(r"mpirun|srun|slurm|torchrun|process(es)? (per|a) gpu|-g 1\b", re.IGNORECASE)
+
+
+def told_launch(notes: str, env: str) -> str:
+    """:func:`launch_mode`, where the notes and settings of a row say it; empty where they do not."""
+    mode = launch_mode(notes)
+    return mode if mode != "process_per_gpu" or _SAYS_LAUNCH.search(f"{notes} {env}") else ""
+
+
 @dataclass(frozen=True)
 class Sample:
     """One measured collective.

@@ -11,7 +11,7 @@ from clustersim.core.texts import csv_rows
 from clustersim.files.traces import files
 from clustersim.files.traces.csv_table import header
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of, launch_mode
+from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of, told_launch
 
 Row = dict[str, str]
 
@@ -75,7 +75,7 @@ def _nccl_tests_row(row: Row, sieve: SampleSieve, source: str, path: Path) -> No
         env=row.get("env", ""),
         device=row.get("gpu", ""),
         platform=row.get("platform", ""),
-        launch=row.get("launch") or launch_mode(row.get("notes", "")),
+        launch=row.get("launch") or told_launch(row.get("notes", ""), row.get("env", "")),
         topology=row.get("topology", ""),
         skew=float(row.get("skew_us") or "nan") * 1e-6,
         source=row.get("source") or source,

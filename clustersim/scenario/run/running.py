@@ -23,6 +23,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.scenario.result import Result
 from clustersim.scenario.run.altered import draw, joined, mean_peak, pinned, slowed, varied
+from clustersim.scenario.run.fitted_notes import fitted_notes
 from clustersim.scenario.run.head import head_lines
 from clustersim.scenario.run.held import ScenarioParts, held
 from clustersim.scenario.run.incidents import varying_of, with_incidents
@@ -181,9 +182,15 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | Non
         *_changed(scenario, topology),
         *_uneven(scenario, topology, mesh),
         *_told(scenario),
+        *_fitted(scenario, topology, mesh, program),
     )
     notes = dict.fromkeys((*model_notes, *program.notes))
     return Prepared(**vars(parts), device=gpu, cost=cost, program=program, notes=tuple(notes), peak_flops=peak)
+
+
+def _fitted(scenario: Scenario, topology: Topology, mesh: Mesh, program: Program) -> Iterator[str]:
+    if backend_of(scenario, topology, mesh) == "nccl":
+        yield from fitted_notes(program, topology, mesh, scenario.strategy.launch or scenario.file.run.launch)
 
 
 def _program(parts: ScenarioParts, kind: DeviceKind, steps: int) -> Program:

@@ -47,7 +47,8 @@ class UncertainNumber:
     Parameters
     ----------
     name : as :func:`clustersim.studies.what_if.rerun.rerun_with` knows it, or :data:`FAILING`. low, high : what it may
-        be multiplied by. words : for people. measure : how to know it better.
+        be multiplied by. words : for people. measure : how to know it better. outside : why the machine's own numbers
+        do not tell it, where it has some.
     """
 
     name: str
@@ -55,6 +56,7 @@ class UncertainNumber:
     high: float
     words: str
     measure: str
+    outside: str = ""
 
     def side(self, factor: float) -> str:
         """One end in words."""
@@ -72,21 +74,22 @@ HOW_OFTEN = UncertainNumber(
 
 def uncertain(topology: Topology) -> list[UncertainNumber]:
     """What is known of a machine to a range only; what it has not is left out."""
-    links = of_collective(topology, LARGE).p90
-    kernels = of_step("single").p90
+    network = of_collective(topology, LARGE)
+    inside = of_collective(topology, LARGE, 1)
+    kernels = of_step("single")
     fit = f"; clustersim calibrate DIR --topology {topology.name} --out measured.toml"
     capture = "clustersim.calibrate.capture --out DIR --parts collectives"
     numbers_of = {
-        "network": ("the network", links, f"torchrun --nnodes 2 --nproc-per-node 8 -m {capture}{fit}"),
-        "inside": ("links inside a node", links, f"torchrun --nproc-per-node 8 -m {capture}{fit}"),
+        "network": ("the network", network, f"torchrun --nnodes 2 --nproc-per-node 8 -m {capture}{fit}"),
+        "inside": ("links inside a node", inside, f"torchrun --nproc-per-node 8 -m {capture}{fit}"),
         "kernels": ("kernels", kernels, f"clustersim capture --parts compute --out DIR{fit}"),
     }
     if len(topology.node_types) == 1:
         numbers_of.pop("network")
     # Nine in ten times lay within prediction (1 +- p90): rates are their inverse.
     return [
-        UncertainNumber(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), meaning, measure)
-        for name, (meaning, p90, measure) in numbers_of.items()
+        UncertainNumber(name, 1.0 / (1.0 + around.p90), 1.0 / (1.0 - around.p90), meaning, measure, around.outside)
+        for name, (meaning, around, measure) in numbers_of.items()
     ]
 
 
@@ -197,6 +200,11 @@ def _worth(
     return MeasurementWorth(number.words, max(0.0, now - left), choice, number.measure)
 
 
+def _span_text(number: UncertainNumber) -> str:
+    because = f" since {number.outside}" if number.outside else ""
+    return f"{number.words} x {number.low:.2f} to {number.high:.2f}{because}"
+
+
 def _verdict(
     titles: Sequence[str],
     worst: Floats,
@@ -204,7 +212,7 @@ def _verdict(
     numbers: Sequence[UncertainNumber],
     worths: Sequence[MeasurementWorth],
 ) -> str:
-    ranges = ", ".join(f"{number.words} x {number.low:.2f} to {number.high:.2f}" for number in numbers)
+    ranges = ", ".join(_span_text(number) for number in numbers)
     at_worst = f"at most {worst[best]:.1%} longer than" if worst[best] >= ALIKE / 2 else "nowhere longer than"
     sentence = f"{at_worst} the best of {len(titles)} ({ranges})"
     if best == 0:

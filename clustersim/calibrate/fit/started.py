@@ -1,0 +1,85 @@
+"""How a collective is started on a calibrated machine: as the log that its constants are fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias, cast
+
+import msgspec
+
+from clustersim.calibrate.validate_nccl import usual_launch, usual_version
+from clustersim.collectives.base import Group
+from clustersim.core.measured_spans import LogLaunch, MeasuredSpan, usual_launch_of
+from clustersim.core.topology import Topology
+
+LaunchMode: TypeAlias = Literal["process_per_gpu", "single_process", "threads"]
+USUAL: LaunchMode = "process_per_gpu"
+"""Of a machine of which no log is known."""
+
+
+class StartedCollective(msgspec.Struct, frozen=True):
+    """``launch`` and ``version`` of NCCL, as of :class:`clustersim.collectives.base.Group`; ``words`` : what is to be
+    said of them, empty where nothing was measured."""
+
+    launch: LaunchMode
+    version: tuple[int, int]
+    words: str
+
+
+def started_as_measured(
+    machine: Topology, kind: str, nodes: int, launch: str = "", version: tuple[int, int] | None = None
+) -> StartedCollective:
+    """How a collective over some nodes of a machine is started.
+
+    ``launch``, ``version`` : where they are chosen; else the log's, and what its fit took for them where it does not
+    say.
+    """
+    newest = Group(machine, machine.gpus).nccl_version
+    spans = () if machine.calibration is None else machine.calibration.provenance.spans
+    log = usual_launch_of(spans, kind, nodes, launch)
+    if log is None:
+        start = StartedCollective(cast(LaunchMode, launch or USUAL), version or newest, "")
+        unknown = machine.calibration is not None and machine.calibration.nccl and not machine.measured
+        if not unknown or (launch and version):
+            return start
+        return msgspec.structs.replace(start, words=_unrecorded(start))
+    mode = launch or log.launch or usual_launch(machine, nodes)
+    played = StartedCollective(cast(LaunchMode, mode), version or log.version or usual_version(machine), "")
+    sentences = "; ".join(_sentences(played, log, spans, launch, version))
+    return msgspec.structs.replace(played, words=sentences)
+
+
+def _unrecorded(start: StartedCollective) -> str:
+    return (
+        f"played: {start.launch}, {_nccl(start.version)}; how the log was started that the constants are fitted to is "
+        "not recorded (--launch, --nccl-version)"
+    )
+
+
+def _sentences(
+    played: StartedCollective,
+    log: LogLaunch,
+    spans: tuple[MeasuredSpan, ...],
+    launch: str,
+    version: tuple[int, int] | None,
+) -> Iterator[str]:
+    own = [word for word, told in ((played.launch, log.launch), (_nccl(played.version), log.version)) if told]
+    if not launch and not version and own:
+        yield f"played as the log of the calibration was started: {', '.join(own)}"
+    else:
+        yield f"played: {played.launch}, {_nccl(played.version)}"
+    if log.others and not launch:
+        yield f"other rows of the log were started as {', '.join(log.others)} (--launch)"
+    if not log.launch and not launch:
+        yield f"the log does not say how it was started: {played.launch} is assumed, as the fit did (--launch)"
+    if log.version is None and version is None:
+        yield f"the log does not say its NCCL: {_nccl(played.version)} is assumed, as the fit did (--nccl-version)"
+    others = dict.fromkeys(span.launch for span in spans if span.launch)
+    if launch and others and launch not in others:
+        yield f"the constants are of a log of another launch, {', '.join(others)}"
+    if version and log.version and version != log.version:
+        yield f"the constants are of a log of {_nccl(log.version)}"
+
+
+def _nccl(version: tuple[int, int]) -> str:
+    return f"NCCL {version[0]}.{version[1]}"
