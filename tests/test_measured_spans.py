@@ -133,9 +133,7 @@ def test_a_stretch_tells_of_a_size_where_its_ends_or_a_row_does(sizes, nbytes):
     assert sorted(sizes) == [size for part in parts for size in part]
     spans = [MeasuredSpan("send", 1, 2, part[0], part[-1], len(part)) for part in parts]
     near = any(size / BEYOND < nbytes < size * BEYOND for size in sizes)
-    inside_a_gap = any(
-        a <= nbytes <= b <= a * BEYOND**2 for a, b in zip(sorted(sizes), sorted(sizes)[1:], strict=False)
-    )
+    inside_a_gap = any(a <= nbytes <= b <= a * BEYOND**2 for a, b in pairwise(sorted(sizes)))
     assert any(span.holds(nbytes) for span in spans) == (near or inside_a_gap)
 
 
