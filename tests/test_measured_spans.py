@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.app.cli import main
-from clustersim.calibrate.fit.started import started_as_measured
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
+from clustersim.collectives.started import started_as_measured
 from clustersim.core.calibrated import Calibration, Constant, Provenance
 from clustersim.core.errors import TopologyError
 from clustersim.core.measured_spans import BEYOND, NOT_RECORDED, MeasuredSpan, missing_words, outside, stretches

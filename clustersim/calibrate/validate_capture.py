@@ -16,10 +16,11 @@ import numpy as np
 
 from clustersim.calibrate.captured import Capture, asked, fastest, least, machine_for, read_capture
 from clustersim.calibrate.score import Dimension, Score, evaluate, score
-from clustersim.calibrate.validate_nccl import nccl_version, usual_version
+from clustersim.calibrate.validate_nccl import nccl_version
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import backends
 from clustersim.collectives.base import Group, Request
+from clustersim.collectives.started import usual_version
 from clustersim.core.errors import ScenarioError
 from clustersim.core.ranges import size_class
 from clustersim.core.texts import Table

@@ -31,11 +31,10 @@ from clustersim.collectives import backends
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.nccl_backend import choice
-from clustersim.core.costs import generation
+from clustersim.collectives.started import usual_launch, usual_version
 from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.ranges import PredictionRange, of_collective, size_class
 from clustersim.core.texts import Table
-from clustersim.core.topology import Topology
 from clustersim.files.traces.samples import launch_mode, told_launch
 
 KINDS = {
@@ -92,27 +91,6 @@ def nccl_version(text: str) -> tuple[int, int] | None:
     """(major, minor) from ``"2.22.3+cuda12.6"``; None where the log does not say."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match.group(1)), int(match.group(2))) if match else None
-
-
-USUAL_VERSION = ((100, (2, 28)), (89, (2, 19)), (0, (2, 14)))
-"""NCCL of the days in which most runs on a GPU were published, from its compute capability on."""
-
-
-def usual_version(machine: Topology) -> tuple[int, int]:
-    """The version a log that does not say had, most likely; RCCL goes by the newest."""
-    sm = machine.node_types[0].gpu.sm
-    return next(version for since, version in USUAL_VERSION if (sm or 100) >= since)
-
-
-def usual_launch(machine: Topology, nodes: int) -> str:
-    """How a run was started whose log does not say.
-
-    On a lone box without NVLink, and before Ampere, nccl-tests is usually run as its README does first, one process for
-    all GPUs of the node (``-g 8``); clusters have a launcher that starts one process a GPU.
-    """
-    old = generation(machine.node_types[0].gpu.sm) in {"pascal", "volta"}
-    lone = not router(machine).nvlink_egress(int(machine.gpus[0]))
-    return "single_process" if nodes == 1 and (old or lone) else "process_per_gpu"
 
 
 def pin(env: str, variable: str) -> str | None:

@@ -41,6 +41,10 @@ COLUMNS = (
 )
 
 
+NEWEST = 2, 28
+"""NCCL's version, where neither an option nor a log says it."""
+
+
 class CollectiveOptions(msgspec.Struct):
     """The options, by their names; ``started`` : what is to be said of ``launch`` and ``nccl_version``."""
 
@@ -57,8 +61,8 @@ class CollectiveOptions(msgspec.Struct):
     channels: int | None
     backend: str | None
     fidelity: Literal["flow", "chunk"]
-    launch: Literal["process_per_gpu", "single_process", "threads"] | None
-    nccl_version: tuple[int, int] | None
+    launch: Literal["process_per_gpu", "single_process", "threads"]
+    nccl_version: tuple[int, int]
     why: bool
     started: str = ""
 
@@ -138,9 +142,13 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import fitted as fitting
     from clustersim.collectives.backends import usual_backend
+    from clustersim.collectives.started import started_as_measured
 
-    text = options["nccl_version"]
-    settings = CollectiveOptions(**options | {"nccl_version": None if text is None else parse_nccl_version(text)})
+    version_text = options["nccl_version"]
+    version = None if version_text is None else parse_nccl_version(version_text)
+    launch = options["launch"]
+    usual = {"launch": launch or "process_per_gpu", "nccl_version": version or NEWEST}
+    settings = CollectiveOptions(**options | usual)
     name = KINDS.get(kind.removesuffix("_perf"))
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
@@ -150,7 +158,11 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     settings.backend = settings.backend or usual_backend(machine, mesh.gpus)
     if settings.why and settings.backend != "nccl":
         raise ClusterSimError(f"--why is about what NCCL chooses; the backend here is {settings.backend!r}")
-    _start_as_measured(settings, machine, name, nodes)
+    if settings.backend == "nccl":
+        start = started_as_measured(machine, name, nodes, launch or "", version)
+        settings.launch = start.launch
+        settings.nccl_version = start.version
+        settings.started = start.words
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
         rows = [_row(name, float(size), machine, mesh, settings) for size in nbytes]
         rows[-1].notes.extend(_at_other_rates(name, rows[-1], machine, mesh, settings))
@@ -182,22 +194,6 @@ def sizes(settings: CollectiveOptions) -> Iterator[int]:
         low = low + step if step else low * (settings.stepfactor or 2)
 
 
-def _start_as_measured(settings: CollectiveOptions, machine: Topology, kind: str, nodes: int) -> None:
-    """Set how the job is started: as the options say, else as the log that the machine's constants are fitted to."""
-    from clustersim.calibrate.fit.started import started_as_measured
-    from clustersim.collectives.base import Group
-
-    usual = Group(machine, machine.gpus)
-    if settings.backend != "nccl":
-        settings.launch = settings.launch or "process_per_gpu"
-        settings.nccl_version = settings.nccl_version or usual.nccl_version
-        return
-    start = started_as_measured(machine, kind, nodes, settings.launch or "", settings.nccl_version)
-    settings.launch = start.launch
-    settings.nccl_version = start.version
-    settings.started = start.words
-
-
 def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: CollectiveOptions) -> CollectiveRow:
     from clustersim.collectives import backends
     from clustersim.collectives.base import Group, Request
@@ -212,8 +208,6 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
         algorithm=settings.algorithm,
         protocol=settings.protocol,
     )
-    assert settings.launch is not None
-    assert settings.nccl_version is not None
     group = Group(topology, mesh.gpus, settings.launch, settings.nccl_version)
     plan = backends.plan(request, group, backend=settings.backend or "nccl", n_channels=settings.channels)
     seconds = plan.time(topology.link_bandwidth)

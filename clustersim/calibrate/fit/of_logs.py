@@ -17,12 +17,13 @@ from clustersim.calibrate.fit.calibrated import Calibrated, halves
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
 from clustersim.calibrate.fit.structures import Explained, Structure, explained
-from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_launch, usual_version
+from clustersim.calibrate.validate_nccl import nccl_version, pin
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.fitted.trusted import beyond_reason
 from clustersim.collectives.nccl_backend import NcclChoice, choice
+from clustersim.collectives.started import usual_launch, usual_version
 from clustersim.core.arrays import Floats
 from clustersim.core.calibrated import Calibration, Provenance
 from clustersim.core.errors import ClusterSimError, TraceError

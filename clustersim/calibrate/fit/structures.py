@@ -202,9 +202,9 @@ def unexplained(
             after = "" if fitted is None else _after_words(fitted[of_row == name] / measured[of_row == name])
             before = "" if fitted is None else "before the fit "
             yield (
-                f"{name}: {before}off by {error:.0%} in the median{after}, measured times are {np.median(ratios):.2f} times those "
-                f"expected, and nothing that was tried explains it ({TRIED}). {log_words(name)} of what is "
-                "expected: the machine may be another or busy, or the prediction wrong"
+                f"{name}: {before}off by {error:.0%} in the median{after}, measured times are "
+                f"{np.median(ratios):.2f} times those expected, and nothing that was tried explains it ({TRIED}). "
+                f"{log_words(name)} of what is expected: the machine may be another or busy, or the prediction wrong"
             )
 
 

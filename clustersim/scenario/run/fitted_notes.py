@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from clustersim.core.measured_spans import NOT_RECORDED, outside
+from clustersim.core.measured_spans import NOT_RECORDED, MeasuredSpan, outside
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Program
 from clustersim.core.topology import Topology
@@ -30,15 +30,13 @@ def fitted_notes(program: Program, topology: Topology, mesh: Mesh, launch: str) 
             f"calibration: its constants are of a log of another launch ({', '.join(launches)}); this run plays "
             f"{launch}, whose small collectives take another time"
         )
-    reasons = list(dict.fromkeys(_reasons(program, topology, mesh)))
+    reasons = list(dict.fromkeys(_reasons(program, topology, mesh, spans)))
     if reasons:
         yield f"calibration: {'; '.join(reasons)}: as unsure there as a machine's that nobody calibrated"
 
 
-def _reasons(program: Program, topology: Topology, mesh: Mesh) -> Iterator[str]:
+def _reasons(program: Program, topology: Topology, mesh: Mesh, spans: Sequence[MeasuredSpan]) -> Iterator[str]:
     """Of each collective of the program at most :data:`SIZES`."""
-    assert topology.calibration is not None
-    spans = topology.calibration.provenance.spans
     nodes_of: dict[bytes, int] = {}
     calls: dict[str, dict[tuple[float, int, int], None]] = {}
     for op in (op for role in program.roles for op in role.ops if isinstance(op, Collective)):

@@ -7,14 +7,36 @@ from typing import Literal, TypeAlias, cast
 
 import msgspec
 
-from clustersim.calibrate.validate_nccl import usual_launch, usual_version
+from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group
+from clustersim.core.costs import generation
 from clustersim.core.measured_spans import LogLaunch, MeasuredSpan, usual_launch_of
 from clustersim.core.topology import Topology
 
 LaunchMode: TypeAlias = Literal["process_per_gpu", "single_process", "threads"]
 USUAL: LaunchMode = "process_per_gpu"
 """Of a machine of which no log is known."""
+
+
+USUAL_VERSION = ((100, (2, 28)), (89, (2, 19)), (0, (2, 14)))
+"""NCCL of the days in which most runs on a GPU were published, from its compute capability on."""
+
+
+def usual_version(machine: Topology) -> tuple[int, int]:
+    """The version a log that does not say had, most likely; RCCL goes by the newest."""
+    sm = machine.node_types[0].gpu.sm
+    return next(version for since, version in USUAL_VERSION if (sm or 100) >= since)
+
+
+def usual_launch(machine: Topology, nodes: int) -> str:
+    """How a run was started whose log does not say.
+
+    On a lone box without NVLink, and before Ampere, nccl-tests is usually run as its README does first, one process for
+    all GPUs of the node (``-g 8``); clusters have a launcher that starts one process a GPU.
+    """
+    old = generation(machine.node_types[0].gpu.sm) in {"pascal", "volta"}
+    lone = not router(machine).nvlink_egress(int(machine.gpus[0]))
+    return "single_process" if nodes == 1 and (old or lone) else "process_per_gpu"
 
 
 class StartedCollective(msgspec.Struct, frozen=True):
