@@ -200,6 +200,16 @@ def test_a_collective_is_started_as_the_log_was(of_large_rows, capsys):
     assert "the constants are of a log of another launch, single_process" in text
 
 
+def test_small_messages_of_another_launch_were_not_measured():
+    mine = machine_of(replace_span(smallest=8.0))
+    for launch, nbytes, words in (
+        ("single_process", 8.0, ""),
+        ("process_per_gpu", 8.0, "no small all_reduce of a job started as process_per_gpu was in the log"),
+        ("process_per_gpu", 2.0**30, ""),
+    ):
+        assert of_collective(mine, nbytes, 1, launch=launch).outside == words
+
+
 def test_options_win_over_the_log_and_what_nobody_says_is_said():
     mine = machine_of(SPAN)
     start = started_as_measured(mine, "all_reduce", 1)

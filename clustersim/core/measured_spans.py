@@ -61,10 +61,13 @@ def stretches(sizes: Iterable[float]) -> Iterator[list[float]]:
         yield stretch
 
 
-def outside(spans: Sequence[MeasuredSpan], kind: str, nbytes: float, nodes: int, ranks: int | None = None) -> str:
+def outside(
+    spans: Sequence[MeasuredSpan], kind: str, nbytes: float, nodes: int, ranks: int | None = None, launch: str = ""
+) -> str:
     """Why spans say nothing of a collective, in words; empty where they do.
 
-    ``nbytes`` : S [bytes]. ``ranks`` : None: as many on a node as were measured.
+    ``nbytes`` : S [bytes]. ``ranks`` : None: as many on a node as were measured. ``launch`` : how the job is started,
+    where that matters.
     """
     of_kind = [span for span in spans if span.kind == kind]
     if not of_kind:
@@ -79,8 +82,10 @@ def outside(spans: Sequence[MeasuredSpan], kind: str, nbytes: float, nodes: int,
     each = max(span.ranks / span.nodes for span in near)
     if ranks is not None and ranks / nodes > each:
         return f"{kind} by {ranks / nodes:g} ranks a node was not in the log, which has {each:g} at most"
-    if any(span.holds(nbytes) for span in near):
-        return ""
+    launches = {span.launch for span in near if span.holds(nbytes)}
+    if launches:
+        is_alike = not launch or launches & {"", launch}
+        return "" if is_alike else f"no small {kind} of a job started as {launch} was in the log"
     below = max((span.largest for span in near if span.largest < nbytes), default=0.0)
     above = min((span.smallest for span in near if span.smallest > nbytes), default=0.0)
     if not below:

@@ -52,6 +52,7 @@ def size_class(nbytes: float) -> str:
     return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
 
 
+SMALL = size_class(0.0)
 MANY = "many nodes"
 FEW_NODES = 8
 """Beyond which are fewer tables than up to there."""
@@ -80,9 +81,10 @@ def of_collective(
     nodes: int | None = None,
     kind: str = "all_reduce",
     ranks: int | None = None,
+    launch: str = "",
 ) -> PredictionRange:
     """Of the time of a collective of ``nbytes`` on a machine, over ``nodes`` of it (None: all) with so many ``ranks``
-    (None: as many on a node as were measured).
+    (None: as many on a node as were measured), in a job that was started so (empty: as what was measured).
 
     Never narrower than that of a machine that is better known. What a machine's own numbers do not tell
     (:func:`unmeasured_reason`) has the range of a machine without them.
@@ -91,7 +93,7 @@ def of_collective(
     count = topology.n_nodes if nodes is None else nodes
     net = topology.node_types[0].net
     has_numbers = bool(topology.calibration is not None and topology.calibration.nccl) or bool(topology.measured)
-    reason = unmeasured_reason(topology, nbytes, count, kind, ranks)
+    reason = unmeasured_reason(topology, nbytes, count, kind, ranks, launch)
     names: tuple[str, ...] = ("calibrated",) if has_numbers else ()
     if not names or reason:
         is_published = topology.name in data["platforms"]
@@ -106,7 +108,9 @@ def of_collective(
     return replace(ranges[-1], p50=p50, p90=p90, outside=reason)
 
 
-def unmeasured_reason(topology: Topology, nbytes: float, nodes: int, kind: str, ranks: int | None = None) -> str:
+def unmeasured_reason(
+    topology: Topology, nbytes: float, nodes: int, kind: str, ranks: int | None = None, launch: str = ""
+) -> str:
     """Why the numbers of a machine say nothing of a collective; empty where they do, and of a machine without any.
 
     Of a log those outside of its spans; of a few measured numbers a size of whose class none is, which is how their
@@ -115,15 +119,15 @@ def unmeasured_reason(topology: Topology, nbytes: float, nodes: int, kind: str, 
     if topology.measured:
         size = size_class(nbytes)
         measured = {size_class(number.nbytes) for number in topology.measured}
-        told = size in measured
-        if told:
+        if size in measured:
             return ""
         if topology.calibration is None or not topology.calibration.provenance.spans:
             return f"none of the measured numbers is of {size}"
     if topology.calibration is None or not topology.calibration.nccl:
         return ""
     spans = topology.calibration.provenance.spans
-    return outside(spans, kind, nbytes, nodes, ranks) if spans else NOT_RECORDED
+    started = launch if size_class(nbytes) == SMALL else ""  # of large messages the launch changes nothing
+    return outside(spans, kind, nbytes, nodes, ranks, started) if spans else NOT_RECORDED
 
 
 def one_flow_each(kind: str, nodes: int) -> bool:

@@ -242,7 +242,7 @@ def _notes(request: Request, group: Group, settings: CollectiveOptions) -> Itera
     if settings.backend == "nccl" and request.nbytes:
         if settings.started:
             yield settings.started
-        around = of_collective(group.topology, request.nbytes, group.n_nodes, request.kind, group.size)
+        around = of_collective(group.topology, request.nbytes, group.n_nodes, request.kind, group.size, group.launch)
         yield collective_words(around, request.nbytes, request.kind, group.n_nodes)
 
 
