@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.app.cli import main
+from clustersim.calibrate.fit.of_logs import LogPlays
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.started import started_as_measured
@@ -23,8 +25,10 @@ from clustersim.core.errors import TopologyError
 from clustersim.core.measured_spans import BEYOND, NOT_RECORDED, MeasuredSpan, missing_words, outside, stretches
 from clustersim.core.ranges import of_collective
 from clustersim.core.topology import Topology
+from clustersim.files.traces.samples import Sample
 from clustersim.scenario import load
 from clustersim.studies.plan.robust import LARGE, uncertain
+from tests.evidence.calibrations import claimed_rows, logs
 
 TABLE = ROOT / "tests" / "data" / "measurements" / "nccl_tests.csv.gz"
 SPAN = MeasuredSpan("all_reduce", 1, 8, 2.0**22, 2.0**33, 12, "single_process", (2, 26))
@@ -118,7 +122,8 @@ def test_what_else_a_log_has_not_is_said(arguments, words, of_large_rows, capsys
         (("broadcast", 2.0**30, 1, 8), "broadcast was not in the log"),
         (("all_gather", 2.0**30, 4, 32), ""),
         (("all_gather", 2.0**30, 5, 40), "all_gather over 5 nodes was not in the log, which has 4 at most"),
-        (("all_gather", 2.0**20, 2, 16), "sizes between 64 KiB and 1 GiB were not in the log (all_gather)"),
+        (("all_gather", 2.0**30, 2, 16), "all_gather over 2 nodes was not in the log, which has 4 at least"),
+        (("all_gather", 2.0**20, 4, 32), "sizes between 64 KiB and 1 GiB were not in the log (all_gather)"),
     ],
 )
 def test_what_is_outside_of_spans(call, words):
@@ -281,12 +286,12 @@ def test_calibrate_says_what_the_log_has_and_has_not(tmp_path, capsys):
 
 def test_what_a_whole_log_has_not():
     whole = [replace_span(smallest=8.0, nodes=nodes, ranks=8 * nodes) for nodes in (1, 4)]
-    assert list(missing_words(whole))[1:] == ["more than 4 nodes"]
+    assert list(missing_words(whole))[1:] == ["more than 4 nodes", "2 to 3 nodes"]
     apart = [replace_span(smallest=8.0, largest=2.0**16, nodes=2), replace_span(smallest=2.0**30, nodes=2)]
     assert list(missing_words(apart))[1:] == [
         "sizes between 64 KiB and 1 GiB (all_reduce)",
         "more than 2 nodes",
-        "one node by itself",
+        "fewer than 2 nodes",
     ]
 
 
@@ -330,3 +335,40 @@ def test_a_plan_takes_links_inside_a_node_and_a_network_as_collective_does():
         assert numbers[name].outside == around.outside
     assert numbers["network"].outside == "all_reduce between nodes was not in the log"
     assert not numbers["inside"].outside
+
+
+HELD_OUT = ("microsoft/superbenchmark hgx-a100 reduce_scatter", "NVIDIA/nccl-tests", "dstackai/dstack hgx-b200")
+"""Logs of one node and of several."""
+
+
+def parted(whole: LogPlays, is_fitted: Callable[[Sample], bool]) -> tuple[LogPlays, LogPlays]:
+    """Rows that are fitted, and the others."""
+    rows = whole.samples.rows
+    parts = ([row for row in rows if is_fitted(row)], [row for row in rows if not is_fitted(row)])
+    fitted, rest = (replace(whole, samples=replace(whole.samples, rows=tuple(part))) for part in parts)
+    return fitted, rest
+
+
+def test_what_is_claimed_holds_of_rows_that_were_left_out():
+    """Sizes between those fitted, sizes far beyond them, and more nodes: each range holds nine in ten of its rows."""
+    shares: dict[bool, list[bool]] = {True: [], False: []}
+    reasons = set()
+    for key, samples in logs(TABLE).items():
+        if not any(name in " ".join(key) for name in HELD_OUT):
+            continue
+        whole = LogPlays(samples, key[1])
+        nodes = min(row.nodes for row in samples.rows)
+        splits = [
+            whole.halves(),
+            parted(whole, lambda row: row.nbytes >= 2.0**22),
+            parted(whole, lambda row, nodes=nodes: row.nodes == nodes),
+        ]
+        for fitted, rest in splits:
+            for row in claimed_rows(fitted, rest):
+                shares[bool(row.outside)].append(row.most)
+                reasons.add(row.outside)
+    assert any("over 4 nodes" in reason for reason in reasons)
+    assert any("sizes below" in reason for reason in reasons)
+    for held in shares.values():
+        assert len(held) > 40
+        assert sum(held) >= 0.88 * len(held)

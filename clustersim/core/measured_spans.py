@@ -7,7 +7,7 @@ than one without, so whoever says how far it may be off must know what was measu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -79,6 +79,9 @@ def outside(
     most = max(span.nodes for span in near)
     if nodes > most:
         return f"{kind} over {nodes} nodes was not in the log, which has {most} at most"
+    least = min(span.nodes for span in near)
+    if nodes < least:
+        return f"{kind} over {nodes} nodes was not in the log, which has {least} at least"
     each = max(span.ranks / span.nodes for span in near)
     if ranks is not None and ranks / nodes > each:
         return f"{kind} by {ranks / nodes:g} ranks a node was not in the log, which has {each:g} at most"
@@ -158,11 +161,17 @@ def missing_words(spans: Sequence[MeasuredSpan]) -> Iterator[str]:
         for where in _missing_sizes([span for span in spans if span.kind == kind]):
             sizes.setdefault(where, []).append(kind)
     yield from (f"sizes {where} ({', '.join(of_kinds)})" for where, of_kinds in sizes.items())
-    nodes = {span.nodes for span in spans}
-    most = max(nodes)
-    yield "several nodes" if most == 1 else f"more than {most} nodes"
-    if min(nodes) > 1:
-        yield "one node by itself"
+    yield from _missing_nodes({span.nodes for span in spans})
+
+
+def _missing_nodes(nodes: Collection[int]) -> Iterator[str]:
+    """``nodes`` : that were measured."""
+    joined = [count for count in nodes if count > 1]
+    yield f"more than {max(joined)} nodes" if joined else "several nodes"
+    if 1 not in nodes:
+        yield f"fewer than {min(joined)} nodes"
+    elif joined and min(joined) > 2:
+        yield f"2 to {min(joined) - 1} nodes"
 
 
 def _missing_sizes(spans: Sequence[MeasuredSpan]) -> Iterator[str]:

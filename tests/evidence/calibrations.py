@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
 
-from clustersim.calibrate.fit.of_logs import FEWEST, LogPlays, fit_log, held_out_rows
+from clustersim.calibrate.fit.of_logs import FEWEST, LogPlays, fit_log, held_out_rows, measured_spans
 from clustersim.calibrate.validate_nccl import publisher
 from clustersim.core.arrays import Floats
-from clustersim.core.ranges import size_class
+from clustersim.core.calibrated import Calibration, Provenance
+from clustersim.core.ranges import of_collective, size_class
 from clustersim.files import traces
 from clustersim.files.traces.samples import Sample, Samples
 
@@ -77,6 +79,36 @@ def calibrated_log(key: tuple[str, str, str], samples: Samples) -> CalibratedLog
             medians = [_median(column[rows]) for column in columns]
             classes[name] = ClassErrors(int(rows.sum()), *medians, *(_median(c[unseen]) for c in columns_held_out))
     return CalibratedLog(*key, whole.explained.structure.words if whole.explained else "", fitted.share, classes)
+
+
+class ClaimedRow(Struct, frozen=True):
+    """A row that a calibrated file was not fitted to.
+
+    Parameters
+    ----------
+    size_class : of its size. outside : why its log says nothing of it; empty where it does. half, most : whether it
+        lies within the range that half, and nine in ten, are claimed to lie within.
+    """
+
+    size_class: str
+    outside: str
+    half: bool
+    most: bool
+
+
+def claimed_rows(fitted: LogPlays, rest: LogPlays) -> Iterator[ClaimedRow]:
+    """Rows of one part of a log, predicted by what another part tells, beside what is claimed of them."""
+    log_fit = fit_log(fitted)
+    times = rest.played(log_fit.structure)
+    provenance = Provenance(spans=tuple(measured_spans(log_fit.times)))
+    calibration = Calibration(nccl=log_fit.fitted.told, provenance=provenance)
+    for row, seconds in zip(times.rows, times.predict(log_fit.fitted.values).tolist(), strict=True):
+        group = row.choice.group
+        mine = replace(group.topology, name="calibrated", calibration=calibration)
+        kind = row.choice.request.kind
+        around = of_collective(mine, row.nbytes, group.n_nodes, kind, group.size, group.launch)
+        far = abs(row.seconds / seconds - 1.0)
+        yield ClaimedRow(size_class(row.nbytes), around.outside, far <= around.p50, far <= around.p90)
 
 
 def _median(errors: Floats) -> float:
