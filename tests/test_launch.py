@@ -680,3 +680,53 @@ def test_a_whole_model_of_megatron_has_megatrons_data_parallelism_and_pytorchs_i
     split = own.changed({"parallel.pp": 2, "strategy.framework": "megatron"})
     for made in (again, split, own.changed({"parallel.pp": 2})):
         assert not any("framework" in line for line in exchange.written(made, "megatron").wordless)
+
+
+MOE = {
+    "cluster": {"topology": "hgx-b200", "nodes": 2},
+    "model": {"name": "qwen3-30b-a3b", "seq_len": 2048, "dtype": "fp8", "implementation": "fused"},
+    "strategy": {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32"},
+    "parallel": {"framework": "torchtitan", "ep": 8},
+    "run": {"optimizer": "adamw", "optimizer_impl": "fused"},
+}
+
+
+@pytest.mark.parametrize(("recipe", "family"), [("tensorwise", "float8"), ("rowwise", "float8"), ("mxfp8", "mx")])
+def test_experts_in_8_bits_have_their_converter_in_torchtitans_file_and_come_back(recipe, family):
+    """A converter of linears leaves experts' grouped products in 16 bits, which the play does not."""
+    made = scenario.from_table(MOE).changed({"model.float8_recipe": recipe})
+    found = exchange.written(made, "torchtitan")
+    said = tomllib.loads(found.texts["launch.toml"])
+    assert said["model"]["converters"] == [f"quantize.linear.{family}", f"quantize.grouped_mm.{family}"]
+    assert said["quantize"]["grouped_mm"][family]["fqns"] == ["experts"]
+    assert said["quantize"].get("linear", {}) == ({"float8": {"recipe_name": recipe}} if recipe == "rowwise" else {})
+    assert found.wordless == ()
+    assert exchange.canonical(back(made, found)) == exchange.canonical(made)
+
+
+def test_experts_that_no_converter_takes_are_told_out_and_in():
+    made = scenario.from_table(MOE).changed({"parallel.cp": 2})
+    found = exchange.written(made, "torchtitan")
+    assert tomllib.loads(found.texts["launch.toml"])["model"]["converters"] == ["quantize.linear.float8"]
+    assert any(line.startswith("experts in 8 bits beside cp = 2") for line in found.wordless)
+    read = [document(text, name) for name, text in found.texts.items()]
+    imported = exchange.read(read, {"topology": "hgx-b200", "nodes": 2}, framework="torchtitan")
+    assert any("experts' grouped products are played in 8 bits" in note for note in imported.notes)
+
+
+@pytest.mark.parametrize(("to", "name"), [("megatron", "tp8_pp4_llama3_70b_32x8_h100"), ("torchtitan", None)])
+def test_fused_attention_by_its_usual_kernel_is_what_a_framework_has_anyway(to, name):
+    made = scenario.load(name) if name else scenario.from_table(MOE)
+    found = exchange.written(made.changed({"model.attention": "flash"}), to)
+    assert found.texts == exchange.written(made, to).texts
+    assert found.wordless == ()
+    if to == "megatron":
+        assert "--attention-backend auto" in found.texts["launch.sh"]
+
+
+def test_megatrons_recipe_of_8_bits_is_written_and_read():
+    made = scenario.load("tp8_pp4_llama3_70b_32x8_h100", {"model.dtype": "fp8", "model.float8_recipe": "blockwise"})
+    found = exchange.written(made, "megatron")
+    assert "--fp8-recipe blockwise" in found.texts["launch.sh"]
+    assert found.wordless == ()
+    assert back(made, found).file.model.float8_recipe == "blockwise"

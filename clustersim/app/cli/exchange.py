@@ -120,6 +120,7 @@ def export_config(
                 "texts": exported.texts,
                 "wrote": wrote,
                 "no_word_for": exported.wordless,
+                "not_written": exported.machine,
             }
         )
         return
@@ -128,6 +129,8 @@ def export_config(
             click.echo(f"# ---- {name}\n{text}" if len(exported.texts) > 1 else text, nl=False)
     for line in [f"wrote {name}" for name in wrote]:
         click.echo(line)
+    if exported.machine:
+        click.echo(f"not written, of the machine and of the play: {', '.join(exported.machine)}", err=out is None)
     for line in exported.wordless:
         click.echo(f"{exported.framework.title} has no word for {line}", err=out is None)
 

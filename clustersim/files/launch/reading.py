@@ -140,6 +140,8 @@ def read(
     said_tables, result = shorter(tables, result, Path(path))
     notes += _unsaid(fields, result)
     notes += _undecided(fields, options)
+    if table.name == "torchtitan":
+        notes += torchtitan.wide_experts(options, result)
     mapped = tuple(dict.fromkeys(options[key].name for key in options if key in used))
     return LaunchImport(result, said_tables, table, tuple(notes), mapped, *left)
 

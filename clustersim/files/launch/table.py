@@ -182,12 +182,14 @@ def load(name: str) -> FrameworkTable:
 
 def holds(when: str, fields: texts.Table) -> bool:
     """Whether a row's condition does: empty; a degree (``tp``) above 1; ``experts``; ``latent`` or
-    ``grouped`` attention; ``fsdp``, a strategy, with
+    ``grouped`` attention; ``fp8``, the arithmetic; ``fsdp``, a strategy, with
     ``fsdp1`` and ``fsdp2`` its versions; with ``!`` before it, the contrary."""
     if when.startswith("!"):
         return not holds(when[1:], fields)
     if not when:
         return True
+    if when == "fp8":
+        return fields.get("model.dtype") == when
     if when in _HAS:
         return bool(fields.get(_HAS[when]))
     kind = fields.get("strategy.kind")

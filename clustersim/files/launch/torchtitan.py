@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import math
 
+from clustersim.core import texts
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.files.launch.table import FrameworkTable
+from clustersim.scenario import Scenario
+from clustersim.scenario.run.parts import transformer_of
 
 BATCH = 8
 """``training.batch_size`` of a file that does not say it."""
@@ -31,6 +34,63 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     _async_tensor_parallel(options)
     _chunked_loss(options)
     return _float8(options) + _checkpointing(options) + _batches_of_2024(options, table)
+
+
+EXPERTS = "experts"
+"""The module of every model of torchtitan whose grouped products a converter takes (``GroupedExperts``)."""
+
+
+def converters(leaves: texts.Table) -> texts.Table:
+    """Options of the converters that make products of 8 bits: of linears, and of experts' grouped products beside them
+    (``quantize.linear.*`` and ``quantize.grouped_mm.*``, torchtitan/components/quantization of release 0.2).
+
+    leaves : the scenario's, by dotted field.
+    """
+    if leaves.get("model.dtype") != "fp8":
+        return {}
+    family = _family(leaves)
+    names = [f"quantize.linear.{family}"]
+    if not leaves.get("shape.experts.count") or unconverted(leaves):
+        return {"model.converters": names}
+    grouped = f"quantize.grouped_mm.{family}"
+    return {"model.converters": [*names, grouped], f"{grouped}.fqns": [EXPERTS]}
+
+
+def unconverted(leaves: texts.Table) -> list[str]:
+    """What is played in 8 bits and no converter of release 0.2 takes, with what it would be."""
+    if leaves.get("model.dtype") != "fp8":
+        return []
+    degree = {name: int(leaves.get(f"parallel.{name}") or 1) for name in ("tp", "pp", "cp")}
+    by = next((f"{name} = {degree[name]}" for name in ("pp", "cp") if degree[name] > 1), "")
+    lines = []
+    if leaves.get("shape.experts.count") and by and _family(leaves) == "float8":
+        lines.append(
+            f"experts in 8 bits beside {by}, which quantize.grouped_mm.float8 refuses: their grouped products would "
+            "be in 16 bits"
+        )
+    if _family(leaves) == "mx" and degree["tp"] > 1 and leaves.get("model.implementation") == "fused":
+        lines.append(f"float8_recipe = mxfp8 beside tp = {degree['tp']} in a compiled model, which it refuses")
+    return lines
+
+
+def _family(leaves: texts.Table) -> str:
+    return "mx" if leaves.get("model.float8_recipe") == "mxfp8" else "float8"
+
+
+def wide_experts(options: dict[Key, OptionValue], imported: Scenario) -> list[str]:
+    """A note where linears alone are of 8 bits: experts' grouped products are played in 8 bits, too."""
+    model = imported.file.model
+    shape = transformer_of(imported)
+    if model.dtype != "fp8" or shape is None or not shape.experts:
+        return []
+    grouped = f"quantize.grouped_mm.{_family({'model.float8_recipe': model.float8_recipe})}"
+    key: Key = ("config", f"{grouped}.fqns")
+    converted = options.get(("config", "model.converters"))
+    asked = converted is not None and grouped in str(converted.value)
+    if asked and (key not in options or EXPERTS in str(options[key].value)):
+        return []
+    why = f"{options[key].name} does not name {EXPERTS!r}" if asked else f"no converter is {grouped}"
+    return [f"experts' grouped products are played in 8 bits, and the run has them in 16: {why}"]
 
 
 def fill(fields: ScenarioFields, ranks: int) -> None:

@@ -17,12 +17,14 @@ from clustersim.core.dims import ORDERS
 from clustersim.core.errors import ClusterSimError, ScenarioError, needs
 from clustersim.core.mesh import Mesh
 from clustersim.core.tomls import flat, nested, toml_text
-from clustersim.files.launch import batches, shapes
+from clustersim.engine.hang import Watchdogs
+from clustersim.files.launch import batches, shapes, torchtitan
 from clustersim.files.launch.files import document
 from clustersim.files.launch.reading import read
 from clustersim.files.launch.table import NAMES, FrameworkTable, LaunchOption, holds, load
 from clustersim.model import named_models as models
 from clustersim.scenario import Scenario
+from clustersim.scenario.file.schema import Run
 from clustersim.scenario.file.splitting import ddp_of, splits, with_micro_batches
 from clustersim.scenario.run.parts import located, model_of, placed, transformer_of
 from clustersim.training.schedules import schedule
@@ -102,12 +104,14 @@ class LaunchFiles:
     """Launch files of a scenario.
 
     texts : file name -> text; the first is the framework's own configuration. wordless : settings that it has no word
-        for, each with what it would be instead. framework : whose files they are.
+        for, each with what it would be instead. framework : whose files they are. machine : settings of the machine and
+        of the play, which no framework's files have.
     """
 
     texts: Mapping[str, str]
     wordless: tuple[str, ...]
     framework: FrameworkTable
+    machine: tuple[str, ...] = ()
 
 
 def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
@@ -127,8 +131,38 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     leaves, mesh = _leaves(exported)
     args, config = _options(table, leaves | {"model.name": exported.file.model.name})
     args |= {name: value for name, value in _positions(exported, table, leaves) if name not in args}
+    unwritten: list[str] = []
+    if table.name == "torchtitan":
+        config |= torchtitan.converters(leaves)
+        unwritten = torchtitan.unconverted(leaves)
     file_texts = _texts(table, args, config, mesh, stem)
-    return LaunchFiles(file_texts, tuple(_wordless(exported, leaves, table, file_texts)), table)
+    unwritten += [*_wordless(exported, leaves, table, file_texts), *_of_the_process(exported)]
+    return LaunchFiles(file_texts, tuple(unwritten), table, tuple(_of_the_machine(exported)))
+
+
+def _of_the_process(exported: Scenario) -> Iterator[str]:
+    """What a launch begins with and no option of the frameworks says: torchrun's processes, and NCCL between GPUs."""
+    run = exported.file.run
+    if run.launch != "process_per_gpu":
+        yield f"run.launch = {run.launch}: it would be process_per_gpu"
+    if run.backend not in {None, "nccl"}:
+        yield f"run.backend = {run.backend}: it would be nccl between GPUs"
+
+
+PLAY = ("cluster", "run", "incident", "watchdog", "campaign", "measured")
+"""Tables whose settings are of the machine or of the play."""
+NAMED = ("cluster.topology", "cluster.nodes", "cluster.gpus_per_node", "run.backend", "run.launch", "run.steps")
+"""Of these, what the program's command says, what is told above, and how many steps are played."""
+
+
+def _of_the_machine(exported: Scenario) -> Iterator[str]:
+    """Fields of the machine and of the play that the scenario states: no launch file has them."""
+    usual = flat({"run": msgspec.to_builtins(Run()), "watchdog": msgspec.to_builtins(Watchdogs())})
+    for name, value in flat({table: exported.inputs().get(table) or {} for table in PLAY}).items():
+        if not name.startswith(OURS) or name.startswith(NAMED) or value in (None, [], {}, ()):
+            continue
+        if value != usual.get(name):
+            yield name
 
 
 def _launches(exported: Scenario, table: FrameworkTable) -> None:
@@ -162,6 +196,7 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
     model = model_of(exported)
     parallel = exported.file.parallel
     leaf_values["model.seq_len"], leaf_values["strategy.framework"] = model.seq_len or None, ddp_of(exported)
+    leaf_values |= _kernels_of(leaf_values)
     sizes = (
         {"name": str(exported.file.model.name or exported.file.model.hf_config)}
         if shape is None
@@ -185,6 +220,18 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
     if parallel.framework != "megatron" and not splits(exported):
         idle = ("parallel.",)
     return {name: value for name, value in leaf_values.items() if not (idle and name.startswith(idle))}, mesh
+
+
+def _kernels_of(leaf_values: texts.Table) -> texts.Table:
+    """``[model]``'s kernels without what is played anyway: attention fused by PyTorch's own choice of a kernel, but of
+    ``eager`` ops, and ``flash`` where no implementation is said (transformer_model.py, ``execution``)."""
+    attention = leaf_values.get("model.attention")
+    implementation = leaf_values.get("model.implementation")
+    if implementation == "flash" and attention != "eager":
+        implementation = None
+    if attention == "flash" and implementation != "eager":
+        attention = None
+    return {"model.attention": attention, "model.implementation": implementation}
 
 
 def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, texts.Table]:
@@ -255,6 +302,8 @@ def _texts(table: FrameworkTable, args: texts.Table, config: texts.Table, mesh: 
         } | config
     texts = {} if table.document == "shell" else {name: text_of_form(table.document, config, table.version)}
     command = table.program.format(nodes=nodes, gpus=per_node, config=name)
+    if table.document == "toml":
+        texts[name] = f"# {command}\n{texts[name]}"
     if table.document != "toml":
         named = {option.replace("_", "-") if table.dashes else option: value for option, value in args.items()}
         texts[f"{stem}.sh"] = text_of_form("shell", named, table.version, command)
