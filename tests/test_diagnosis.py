@@ -254,3 +254,60 @@ def test_transfers_inside_one_machine_blame_no_nic_and_a_cpu_no_gpu():
         most = max(told.likelihood, key=told.likelihood.__getitem__)
         assert (most.kind in LINKS_SLOW) is blamed
         assert "GPU" not in told.text
+
+
+SPLIT = ("tp8_pp4_llama3_70b_32x8_h100", {"cluster.nodes": 2, "parallel.pp": 1, "parallel.vpp": None})
+SPLIT[1].update(dict.fromkeys(("parallel.layers_per_virtual_stage",)))
+SPLIT[1].update({"parallel.global_batch_size": 8, "parallel.overlap_p2p_communication_warmup_flush": False})
+SLOW_LINKS = [{"match": "node1/gpu3 -> node1/nvswitch*", "factor": 0.5}]
+SLOW_LINKS += [{"match": "node1/nvswitch* -> node1/gpu3", "factor": 0.5}]
+
+
+def hidden(tmp_path, job, changes, kinds=()):
+    """The answer over files of a job with something slow from its start; ``kinds`` : of files, all of them if empty."""
+    name, edits = job
+    made = scenarios.load(name, {**edits, **changes, "model.options": {"layers": 4}, "run.steps": 5})
+    prepared = made.prepare()
+    tmp_path.mkdir(exist_ok=True)
+    kept = write_traces(PlantedIncident(0, "easy", {"kind": NOTHING}, prepared, prepared.play(), None), tmp_path)
+    return diagnose([path for kind, paths in kept.items() if not kinds or kind in kinds for path in paths])
+
+
+@pytest.mark.parametrize("kinds", [("profiles",), ("profiles", "nccl"), ()])
+def test_a_nic_that_is_slow_from_the_start_is_seen_where_groups_differ(tmp_path, kinds):
+    """Of eight groups of replicas, each over a NIC of its own, one takes twice as long in every step."""
+    answer = hidden(tmp_path, SPLIT, {"cluster.changes": [{"match": "node1/nic3", "factor": 0.5}]}, kinds)
+    first = answer.suspects[0]
+    assert first.kind == "slow_link"
+    assert any("among ranks 3, 11 take" in text for text in answer.findings)
+    if "nccl" in kinds:
+        assert first.port in ("node0/mlx5_3", "node1/mlx5_3")
+    if not kinds:
+        assert (first.port, answer.confident) == ("node1/mlx5_3", True)
+
+
+def test_a_slow_nvlink_is_its_machines(tmp_path):
+    answer = hidden(tmp_path, SPLIT, {"cluster.changes": SLOW_LINKS}, ("profiles",))
+    assert (answer.suspects[0].kind, answer.suspects[0].host) == ("slow_host", "node1")
+    assert any("NVLink" in text for text in answer.findings)
+
+
+def test_a_gpu_that_is_slow_from_the_start_is_found(tmp_path):
+    answer = hidden(tmp_path, SPLIT, {"cluster.slow": [{"ranks": [11], "speed": 0.8}]}, ("profiles", "steps"))
+    assert (answer.suspects[0].kind, answer.suspects[0].rank) == ("slow_gpu", 11)
+
+
+def test_a_lost_rail_is_found_by_the_log_of_nccl(tmp_path):
+    lost = {"cluster.changes": [{"match": "node1/nic3", "remove": True}]}
+    answer = hidden(tmp_path, SPLIT, lost, ("profiles", "nccl"))
+    assert (answer.suspects[0].kind, answer.suspects[0].port) == ("lost_nic", "node1/mlx5_3")
+
+
+def test_what_all_ranks_wait_for_alike_does_not_show_in_profiles_and_counters_tell(tmp_path):
+    job = ("ddp_gpt2_xl_2x8_a100", {})
+    slow = {"cluster.changes": [{"match": "node1/nic3", "factor": 0.5}]}
+    answer = hidden(tmp_path / "a", job, slow, ("profiles",))
+    assert not answer.confident
+    assert any("does not show in profiles alone: counters of the NICs" in text for text in answer.findings)
+    answer = hidden(tmp_path / "b", job, slow)
+    assert (answer.suspects[0].kind, answer.suspects[0].port) == ("slow_link", "node1/mlx5_3")

@@ -40,6 +40,8 @@ LATE_BATCH = 1e-3
 SAVES = 0.01
 """Share of a run that goes to checkpoints before it is told."""
 COMPUTE = (*RANK_SLOW, "slow_host")
+FROM_THE_START = ("slow_link",)
+"""Kinds that may have begun before the first step, and make all of them alike."""
 RARELY = 0.05
 """How likely a port that flaps has gone down no more than once."""
 SHOWN = 6
@@ -62,7 +64,9 @@ def of_steps(log: TrainingLog, suspects: Sequence[Suspect]) -> Iterator[Finding]
     if worst < usual * (1 + SLOWER):
         text = f"steps: none is much longer than {format_time(usual)}"
         quiet = {NOTHING, *STARTING, *HANGING}
-        rest = dict.fromkeys(SLOWING, SELDOM) | {"blocking_checkpoint": UNLIKELY}
+        rest = (
+            dict.fromkeys(SLOWING, SELDOM) | dict.fromkeys(FROM_THE_START, PARTLY) | {"blocking_checkpoint": UNLIKELY}
+        )
         yield finding("steps", text, suspects, lambda s: SURE if s.kind in quiet else rest[s.kind])
         return
     course = course_of([seconds / usual - 1 for seconds in times], max(SLOWER, 0.25 * (worst / usual - 1)))
@@ -165,6 +169,8 @@ def of_counters(log: LinkCounters, suspects: Sequence[Suspect]) -> Iterator[Find
     beside = by_chance / (1 if congested else len(log.ports)) if by_chance else SURE
 
     def likely(suspect: Suspect) -> float:
+        if suspect.kind == NOTHING and (down or slow or absent):
+            return ALMOST_NEVER / len(log.ports)
         if suspect.kind == "dead_link":
             return SURE if suspect.port in down else ALMOST_NEVER
         if suspect.kind == "slow_link":

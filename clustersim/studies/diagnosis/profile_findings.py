@@ -20,6 +20,7 @@ from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.core.units import format_time
 from clustersim.studies.diagnosis import courses
 from clustersim.studies.diagnosis.courses import AGAIN, ONCE, course_of
+from clustersim.studies.diagnosis.slow_groups import of_groups, slow_groups
 from clustersim.studies.diagnosis.suspects import (
     ALMOST_NEVER,
     LATE,
@@ -91,6 +92,8 @@ def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Itera
         yield finding("profiles", text, suspects, by_kind({"blocking_checkpoint": SURE}, UNLIKELY))
     elif slow:
         yield _of_slow(slow, steps, suspects, site)
+    elif (groups := slow_groups(run, site)) is not None:
+        yield from of_groups(groups, suspects, site)
     else:
         yield _of_transfers(steps, suspects, site)
 
@@ -230,9 +233,12 @@ def _of_transfers(steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site)
     measured = frozenset(int(rank) for rank in steps.ranks)
     hidden = frozenset(range(site.ranks)) - measured
     if ratio < 1 + LEAST_TRANSFER:
-        text = "profiles: no rank's kernels, batches or transfers take longer than others'"
+        text = (
+            "profiles: no rank's kernels, batches or transfers take longer than others'; a link that all of them wait "
+            "for, slow from the start, does not show in profiles alone: counters of the NICs, or nccl-tests, tell"
+        )
         rest = dict.fromkeys((NOTHING, *STARTING), SURE) | dict.fromkeys(SLOWING, SELDOM)
-        rest["blocking_checkpoint"] = UNLIKELY
+        rest |= {"blocking_checkpoint": UNLIKELY, "slow_link": PARTLY}
         return finding("profiles", text, suspects, lambda s: rest.get(s.kind, UNLIKELY))
     shape = "all alike" if alike else "a few by much"
     waiting = "" if steps.whole else ", or ranks without a profile are late"
