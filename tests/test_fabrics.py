@@ -562,6 +562,18 @@ def test_gpus_without_a_nic_odd_links_and_lonely_vertices_are_noticed() -> None:
     assert any("node0/gpu0 (gpu): no link" in w for w in fabrics.check(bare).warnings)
 
 
+def test_a_nic_that_is_odd_on_every_node_is_named_by_its_position() -> None:
+    topology = fabrics.load("hgx-h100", 4)
+    all_odd = fabrics.change(topology, Change("node*/nic3", bandwidth=25e9))
+    (warning,) = fabrics.check(all_odd).warnings
+    beside = "25 GB/s beside 7 NICs of 50 GB/s"
+    assert warning == f"nic3 on every node: {beside}, on all 4 nodes; is it of another network?"
+    two = fabrics.change(topology, Change("node[01]/nic3", bandwidth=25e9))
+    (warning,) = fabrics.check(two).warnings
+    assert warning.startswith(f"node0/nic3: {beside} on one node")
+    assert warning.endswith("(and on 1 more of 4 nodes)")
+
+
 def test_shipped_files_are_valid_toml_named_after_themselves() -> None:
     for path in data_path("topologies").glob("*.toml"):
         assert tomllib.loads(path.read_text(encoding="utf-8"))["name"] == path.stem

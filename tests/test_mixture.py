@@ -101,3 +101,15 @@ def test_a_slow_gpu_of_a_mixture_is_still_called_slow():
     assert (said.stalls["cause"][0], said.stalls["subject"][0]) == ("slow rank", "rank 3")
     assert "uneven experts" not in said.stalls["cause"].tolist()
     assert not any("experts get" in text for text in (said.verdict, *said.causes, *said.warnings))
+
+
+def test_run_and_the_page_of_a_run_say_what_experts_cost(clustersim, tmp_path) -> None:
+    edits = [f"--set={key}={value}" for key, value in {**ONE_NODE, "run.steps": 1}.items()]
+    few = "--set=model.options={layers = 4}"
+    page = tmp_path / "page.html"
+    done = clustersim("run", "ep8_mixtral_8x7b_8x8_h100", *edits, few, "--report", page)
+    assert done.returncode == 0, done.stderr
+    assert "what experts cost: compute" in " ".join(done.stdout.split())
+    text = page.read_text()
+    assert "What experts cost" in text
+    assert "<td>dispatch</td>" in text

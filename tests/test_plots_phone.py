@@ -47,3 +47,19 @@ def test_a_heat_map_of_a_phone_has_more_room_for_times_than_for_names():
     figure.savefig(io.BytesIO(), format="png")
     assert figure.axes[0].get_position().width > 0.55
     assert figure.axes[1].get_position().y1 < figure.axes[0].get_position().y0  # the scale is below
+
+
+def test_entries_of_a_legend_are_read_row_by_row_on_a_phone_as_on_a_desk():
+    from clustersim.app.plots.drawing import in_rows
+
+    def read(ncols, shown):
+        """Matplotlib fills columns from the top, the first ones with one entry more."""
+        rows, longer = divmod(len(shown), ncols)
+        heights = [rows + (column < longer) for column in range(ncols)]
+        begins = [sum(heights[:column]) for column in range(ncols)]
+        places = [(row, column) for row in range(rows + 1) for column in range(ncols) if row < heights[column]]
+        return [shown[begins[column] + row] for row, column in places]
+
+    for count in range(2, 12):
+        for ncols in range(1, count + 1):
+            assert read(ncols, in_rows(range(count), ncols)) == list(range(count))

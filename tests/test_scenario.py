@@ -232,3 +232,26 @@ def test_a_change_in_the_scenario_slows_the_link_it_names(tmp_path):
     assert touched.any()
     assert (slowed.link_bandwidth[touched] == plain.link_bandwidth[touched] / 2).all()
     assert (slowed.link_bandwidth[~touched] == plain.link_bandwidth[~touched]).all()
+
+
+@pytest.mark.parametrize("changes", [{"clustr.nodes": 2}, {"clustr": {"nodes": 2}}])
+def test_a_table_that_a_change_misspells_is_blamed_on_the_change(changes):
+    (key,) = changes
+    with pytest.raises(ScenarioError, match=f"^changes {key}: unknown field 'clustr'.*did you mean 'cluster'"):
+        scenario.load("ddp_gpt2_xl_2x8_a100", changes)
+
+
+def test_a_table_of_set_that_is_misspelt_names_the_option(clustersim):
+    done = clustersim("run", "ddp_gpt2_xl_2x8_a100", "--set", "clustr.nodes=2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --set clustr.nodes: unknown field 'clustr'")
+
+
+@pytest.mark.parametrize("table", ["cluster", "model", "run"])
+def test_a_table_of_changes_leaves_the_files_other_fields_as_they_are(table):
+    name = "ddp_gpt2_xl_2x8_a100"
+    fields = {"cluster": {"nodes": 4}, "model": {"seq_len": 512}, "run": {"steps": 7}}[table]
+    dotted = {f"{table}.{field}": value for field, value in fields.items()}
+    wanted = scenario.load(name, dotted).inputs()
+    assert scenario.load(name, {table: fields}).inputs() == wanted
+    assert scenario.load(name).changed({table: fields}).inputs() == wanted

@@ -21,6 +21,7 @@ import numpy as np
 from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.core.units import format_time
 from clustersim.explain.breakdown import steady_pieces
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.metrics import steady_window
@@ -53,6 +54,16 @@ class MixtureSeconds:
     def to_dict(self) -> Plain:
         """Plain values."""
         return {"step_s": self.step, "parts_s": dict(self.parts)}
+
+    @property
+    def headed(self) -> str:
+        """In a line, with what it is."""
+        return f"what experts cost: {self}"
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(word, share of the step, seconds) of every part."""
+        return [(WORDS[key], f"{s / self.step:.1%}", format_time(s)) for key, s in self.parts.items()]
 
     def __str__(self) -> str:
         shares = (f"{WORDS[key]} {seconds / self.step:.1%}" for key, seconds in self.parts.items())

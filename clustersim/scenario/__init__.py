@@ -23,6 +23,7 @@ from clustersim.scenario.file.incident_table import together
 from clustersim.scenario.file.reading import (
     Changes,
     Table,
+    by_field,
     convert,
     excluded,
     file_of,
@@ -136,6 +137,7 @@ class Scenario:
 
     def changed(self, changes: Changes) -> Scenario:
         """The same with more fields changed. Raises :class:`ScenarioError` as :func:`load` does."""
+        changes = by_field(changes)
         gone = excluded(changes)
         earlier = {key: value for key, value in self.changes.items() if key not in gone}
         latest = {key: key for key in (*earlier, *changes)}  # of equal keys the later says who changed the field
@@ -171,14 +173,15 @@ def load(path: str | Path, changes: Changes | None = None) -> Scenario:
     Parameters
     ----------
     path : a ``.toml`` file, or a name such as ``"ddp_resnet50_1x8_v100"``.
-    changes : dotted field -> value, such as ``{"cluster.nodes": 4}``; applied before anything is checked.
+    changes : dotted field -> value, such as ``{"cluster.nodes": 4}``; applied before anything is checked. A table of
+        ``cluster``, ``model`` or ``run`` sets its fields beside the file's; another is set whole.
 
     Raises
     ------
     ScenarioError : naming file, field, value and what would be right.
     """
     file = find(path)
-    return from_table(read_toml(file), file, changes)
+    return from_table(read_toml(file), file, by_field(changes or {}))
 
 
 def from_table(table: Table, path: str | Path = "scenario.toml", changes: Changes | None = None) -> Scenario:

@@ -129,7 +129,7 @@ def _print(title: str, explanation: Explanation, whatif: list[str], idle: list[s
     click.echo(f"{title}: {explanation.verdict}")
     click.echo(f"where the time goes: {explanation.shares}")
     if explanation.mixture is not None:
-        click.echo(f"what experts cost: {explanation.mixture}")
+        click.echo(explanation.mixture.headed)
     for line in _falls(explanation.waterfall):
         click.echo(line)
     click.echo(f"ranks: {explanation.ranks}")

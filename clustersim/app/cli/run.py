@@ -150,6 +150,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     from rich.table import Table
 
     from clustersim.core.figures import in_words
+    from clustersim.explain.mixture import mixture
     from clustersim.scenario.result.trust import trust
     from clustersim.scenario.run.head import head_lines
 
@@ -169,6 +170,8 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     _print_where(console, result.where)
     if result.where:
         _print_dimensions(console, result.where[0], result.volume_by_dimension)
+    if (experts := mixture(result.timeline, result.facts())) is not None:
+        console.say(experts.headed)
     _print_volume(console, result.volume)
     _print_links(console, result.summary["hottest_links"])
     console.say(*(result.of_strategy.lines() if result.of_strategy else ()), *(f"- {note}" for note in result.notes))

@@ -12,6 +12,7 @@ from clustersim.app.plots.drawing import (
     Figure,
     columns_of,
     drawn_on,
+    in_rows,
     inches_wide,
     is_narrow,
     new_figure,
@@ -66,7 +67,9 @@ def traffic(table: Columns, title: str | None = None) -> Figure:
         _bar(axes, label, dict(zip(names, values, strict=True)))
     handles, labels = rows[0].get_legend_handles_labels()
     look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns_of(figure, 7), **look)
+    ncols = columns_of(figure, 7)
+    entries_shown = in_rows(handles, ncols), in_rows(labels, ncols)
+    figure.legend(*entries_shown, loc="outside lower center", ncols=ncols, **look)
     caption = "; ".join(
         f"{label}: " + ", ".join(f"{n} {format_bytes(float(v))}" for n, v in zip(names, table[column], strict=True))
         for label, column in bars.items()

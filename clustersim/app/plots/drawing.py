@@ -177,11 +177,23 @@ def legend_below(
     if ax is None:
         if is_narrow(figure):
             options["ncols"] = min(len(handles), columns_of(figure, 2))
+        options["handles"] = in_rows(options["handles"], options.get("ncols", 1))
         figure.legend(**options | {"loc": f"outside {side}"})
         return
     options["ncols"] = min(len(handles), MOST_COLUMNS)
+    options["handles"] = in_rows(options["handles"], options["ncols"])
     below = ax.transAxes + ScaledTranslation(0.0, -BELOW / 72, figure.dpi_scale_trans)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, borderaxespad=0.0, **options)
+
+
+def in_rows(handles: Sequence[Any], ncols: int) -> list[Any]:
+    """Entries in the order that a legend of so many columns, which Matplotlib fills column by column, shows row by row
+    as they were given.
+
+    >>> in_rows("abcde", 2)
+    ['a', 'c', 'e', 'b', 'd']
+    """
+    return [handle for column in range(max(1, ncols)) for handle in list(handles)[column :: max(1, ncols)]]
 
 
 BELOW = 32

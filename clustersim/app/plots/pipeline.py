@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, inches_wide, legend_below, plain_axes, titled
+from clustersim.app.plots.drawing import (
+    Axes,
+    Figure,
+    drawn_on,
+    inches_wide,
+    is_narrow,
+    legend_below,
+    plain_axes,
+    titled,
+)
 from clustersim.app.plots.style import FAINT, INK, QUIET, AreaStyle, time_unit
 from clustersim.core.errors import ProgramError
 from clustersim.core.timeline import Timeline
@@ -89,7 +97,7 @@ def _drawn(
     if arrows:
         _draw_arrows(axes, grid, scale)
     _finish(axes, grid, scale, unit, {s: len(r) for s, r in enumerate(pipeline.stages(timeline))})
-    handles = _legend(grid, rest, rows=ax is None)
+    handles = _legend(grid, rest, rows=ax is None and not is_narrow(figure))
     legend_below(figure, ax, axes, handles, ncols=len(handles) // 2, handlelength=1.4, columnspacing=1.1)
     rests = zip(grid.rows, _without_pass(grid), strict=True)
     idle = ", ".join(f"stage {s} {share:.0%}" for (s, _), share in rests)
@@ -304,6 +312,6 @@ def _legend(grid: ScheduleGrid, rest: list[str], rows: bool) -> list[Patch]:
     if len(chunks) > 1:
         letters = f"{LETTERS[0]} to {LETTERS[(len(chunks) - 1) % 26]}: chunk {chunks[0]} to {chunks[-1]}"
         below.append(Patch(fc="none", label=letters))
-    # Legends are filled column by column.
-    pairs = zip_longest(above, below, fillvalue=Patch(fc="none", label=" "))
-    return [handle for pair in pairs for handle in pair] if rows else [*above, *below]
+    shorter = min((above, below), key=len) if rows else []
+    shorter += [Patch(fc="none", label=" ")] * abs(len(above) - len(below)) if rows else []
+    return [*above, *below]

@@ -11,6 +11,7 @@ from clustersim.app.plots.drawing import (
     Figure,
     columns_of,
     drawn_on,
+    in_rows,
     is_narrow,
     legend_below,
     new_figure,
@@ -192,7 +193,9 @@ def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
         handles.append(rows[0].lines[-1])
         labels.append(limit)
     look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns_of(figure, 6), **look)
+    ncols = columns_of(figure, 6)
+    entries_shown = in_rows(handles, ncols), in_rows(labels, ncols)
+    figure.legend(*entries_shown, loc="outside lower center", ncols=ncols, **look)
 
 
 def _shown(peaks: Sequence[float]) -> list[int]:

@@ -63,7 +63,7 @@ def calibrate_logs(
     log_plays = LogPlays(samples, topology, nodes)
     described, skipped = log_plays.described()
     if len(described.rows) < FEWEST:
-        reasons = skipped_words(skipped)
+        reasons = skipped_words(skipped) or "time more sizes, from 1 KiB to 1 GiB"
         raise TraceError(
             f"{samples.source}: {len(described.rows)} row(s) to fit, at least {FEWEST} are needed; {reasons}"
         )

@@ -191,22 +191,36 @@ def _isolated(topology: Topology) -> Iterator[str]:
 
 
 def _odd_nics(topology: Topology) -> Iterator[str]:
-    """A few NICs of a node that are slower or faster than most of them."""
+    """A few NICs of a node that are slower or faster than most of them; of the same position on every node, together."""
+    odd_of: dict[int, tuple[Ints, str]] = {}
     net = _ports(topology)
     nics = topology.link_src[net]
     rates = np.round(topology.reported_bandwidth[net])
-    for node in np.unique(topology.vertex_node[nics]).tolist():
+    nodes = np.unique(topology.vertex_node[nics]).tolist()
+    for node in nodes:
         on_node = topology.vertex_node[nics] == node
         node_rates, counts = np.unique(rates[on_node], return_counts=True)
         most = int(np.argmax(counts))
         for rate, count in zip(node_rates.tolist(), counts.tolist(), strict=True):
             if rate != node_rates[most] and count * ODD <= counts[most]:
-                odd = nics[on_node & (rates == rate)]
-                yield (
-                    f"{_some(topology, odd)}: {format_bandwidth(rate)} beside {counts[most]} NICs of "
-                    f"{format_bandwidth(float(node_rates[most]))} on one node; is it of another network?"
-                )
-                return  # nodes are mostly alike
+                beside = f"{counts[most]} NICs of {format_bandwidth(float(node_rates[most]))}"
+                odd_of.setdefault(node, (nics[on_node & (rates == rate)], f"{format_bandwidth(rate)} beside {beside}"))
+    if not odd_of:
+        return
+    odd, what = next(iter(odd_of.values()))
+    positions = {(tuple(_position(topology, nic) for nic in nics.tolist()), said) for nics, said in odd_of.values()}
+    place = "on one node; is it of another network?"
+    if len(nodes) > 1 and len(odd_of) == len(nodes) and len(positions) == 1:
+        names = ", ".join(_position(topology, nic) for nic in odd.tolist())
+        yield f"{names} on every node: {what}, on all {len(nodes)} nodes; is it of another network?"
+        return
+    more = f" (and on {len(odd_of) - 1} more of {len(nodes)} nodes)" if len(odd_of) > 1 else ""
+    yield f"{_some(topology, odd)}: {what} {place}{more}"
+
+
+def _position(topology: Topology, vertex: int) -> str:
+    """The name of a vertex within its node."""
+    return topology.vertex_names[vertex].partition("/")[2]
 
 
 def _odd_nvlinks(topology: Topology) -> Iterator[str]:

@@ -47,6 +47,8 @@ EXCLUSIVE = (
     ("parallel.microbatches", "parallel.global_batch_size"),
 )
 """Of each pair only one may be there: setting one takes the other away."""
+BY_FIELD = ("cluster", "model", "run")
+"""Tables that a change sets field by field; ``strategy`` and ``parallel`` name a kind or a split, and are set whole."""
 TOPOLOGY = "cluster.topology"
 DEVICE = "cluster.device"
 
@@ -132,6 +134,21 @@ def excluded(changes: Changes) -> set[str]:
         for set_key, excluded_key in (pair, pair[::-1])
         if changes.get(set_key) is not None
     }
+
+
+def by_field(changes: Changes) -> Table:
+    """Changes with the tables of :data:`BY_FIELD` as their fields: what they do not say stays as the file has it.
+
+    >>> by_field({"cluster": {"nodes": 4}, "strategy": {"kind": "fsdp"}})
+    {'cluster.nodes': 4, 'strategy': {'kind': 'fsdp'}}
+    """
+    fields: Table = {}
+    for key, value in changes.items():
+        if key in BY_FIELD and isinstance(value, Mapping) and value:
+            fields |= {type(key)(f"{key}.{name}"): inner for name, inner in value.items()}
+        else:
+            fields[key] = value
+    return fields
 
 
 def override(table: Table, changes: Changes) -> Table:
@@ -220,6 +237,9 @@ def _explain(message: str, table: Table, struct: type, file: str, root: str, cha
             nothing = "=" if isinstance(kind_key, OptionKey) else " = None"
             wrong += f"; {source_of(type(kind_key)(f'{table_at}.{name}'))}{nothing} takes it away"
         path += f".{name}"
+        made = next((key for key in changed if key.startswith(f"{root}{path}.".removeprefix("$."))), None)
+        if made is not None:  # the table is there by a change alone
+            return ScenarioError(f"{source_of(made)}: {wrong} (at {root}{path})")
     elif match := re.fullmatch(r"Object missing required field `(.*)`", problem):
         wrong = f"missing field {match.group(1)!r}; a table here holds {', '.join(fields_of(kind) or ['nothing'])}"
     elif problem.startswith("Invalid enum value"):

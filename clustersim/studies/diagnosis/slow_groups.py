@@ -99,7 +99,8 @@ def of_groups(slow: SlowGroups, suspects: Sequence[Suspect], site: Site) -> Iter
     """What it says that some groups' transfers take longer: a NIC or a cable that others do not go over; or, of groups
     on one machine, what is between its GPUs."""
     words = "; ".join(few(list(members), SHOWN) for members in slow.groups[:2])
-    text = f"profiles: transfers among ranks {words} take {slow.longer:.0%} longer than the same among others, in every step"
+    text = f"profiles: transfers among ranks {words} take {slow.longer:.0%} longer than the same among others"
+    text += ", in every step"
     ports = _ports(slow, site)
     hosts = {site.hosts.get(rank) for rank in slow.ranks}
     if slow.inside:
