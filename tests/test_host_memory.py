@@ -132,7 +132,19 @@ def test_a_tensor_parallel_rank_offloads_its_part_alone():
     zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     split = held(own.changed({"strategy.zero_optimization": zero}))
     assert split.split is not None
-    assert split.host.kept_bytes == pytest.approx(16 * split.model.parameters, rel=2e-3)
+    assert split.host.kept_bytes == pytest.approx(18 * split.model.parameters, rel=2e-3)
+
+
+@pytest.mark.parametrize(("stage", "passes", "each"), [(1, 1, 18), (2, 1, 18), (2, 4, 20), (3, 4, 16)])
+def test_stages_1_and_2_have_a_16_bit_copy_of_parameters_and_of_accumulated_gradients_on_the_host(stage, passes, each):
+    """What deepspeed/runtime/zero/stage_1_and_2.py allocates for good: master, gradient and two moments in fp32, and
+    ``param_buffer_of_bit16_for_cpu_offload_groups``; with accumulation ``accumulated_grads_in_cpu``."""
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+    strategy = {"kind": "zero", "param_dtype": "bf16", "zero_optimization": zero}
+    strategy |= {"gradient_accumulation_steps": passes}
+    own = held(scenario.load(NAME, {"cluster.nodes": 1, "strategy": strategy, "model.options": {"layers": 4}}))
+    assert own.host.kept_bytes == pytest.approx(each * own.model.parameters, rel=1e-3)
+    assert any("twice" in note for note in own.scenario.config.notes) == (stage < 3)
 
 
 @pytest.mark.parametrize(

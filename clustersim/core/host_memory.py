@@ -3,6 +3,12 @@
 What is counted: parameters, gradients, masters and optimizer states that left the GPUs, and activations that wait for
 backward, of all ranks of a node. What is not: the operating system, data loaders, and a model that each process builds
 or reads whole before it is shared out.
+
+That last is where DeepSpeed's own estimate of stages 1 and 2 is higher (``estimate_zero2_model_states_mem_needs``:
+``max(4 * total_gpus, 16)`` bytes a parameter, times its factor): 4 bytes a parameter and rank are what ``__init__`` of
+stage_1_and_2.py has on the host for a while, a copy of every 16-bit parameter (``cpu_data``) and a flat one of all of
+them (``flattened_buffer``). It frees both before the first step, and only the ranks of a node share a host, where the
+estimate takes those of all nodes.
 """
 
 from __future__ import annotations

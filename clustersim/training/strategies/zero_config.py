@@ -181,18 +181,32 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
 
     @property
     def away_bytes(self) -> float:
-        """Bytes that an element has on the host beside its optimizer states: with the optimizer its gradient, and its
-        master where the parameter is in 16 bits, in fp32 (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py,
-        ``fp32_partitioned_groups_flat``); with parameters the parameter."""
+        """Bytes that an element has on the host beside its optimizer states: with the optimizer its gradient and its
+        master in fp32, with parameters the parameter.
+
+        Stage 3 has a master beside 16-bit parameters alone (deepspeed/runtime/zero/stage3.py,
+        ``fp32_partitioned_groups_flat``). Stages 1 and 2 have one beside any, a copy in the parameters' own type on its
+        way back to the GPU, and one of the gradients where they are accumulated (stage_1_and_2.py of 02aa38c3,
+        ``single_partition_of_fp32_groups``, ``param_buffer_of_bit16_for_cpu_offload_groups``,
+        ``accumulated_grads_in_cpu``)."""
         size = DTYPE_BYTES[self.param_dtype]
+        if self.zero_optimization.stage < 3:
+            copies = 1 + (self.gradient_accumulation_steps > 1)
+            return (4.0 + 4.0 + size * copies) * self.offloads_optimizer
         states = (4.0 + 4.0 * (size < 4)) * self.offloads_optimizer
         return states + size * self.offloads_parameters
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is assumed of any stage."""
+        if not self.offloads_optimizer:
+            return ()
         text = "zero: copies to and from the host are streams of their own, at one rate whoever copies"
-        return (text,) if self.offloads_optimizer else ()
+        starting = (
+            "zero: while it starts, every rank of a node has all parameters on the host twice, in their own type, before "
+            "they are shared out: host memory is that of the steps after it"
+        )
+        return (text, starting) if self.zero_optimization.stage < 3 else (text,)
 
     @property
     def offloads_parameters(self) -> bool:
