@@ -602,6 +602,8 @@ DEFAULTS = {
         "global_train_batch_size": 512,
         "device_train_microbatch_size": 16,
     },
+    # litgpt/pretrain.py and utils.py (get_default_supported_precision) of litgpt 0.5.13
+    "litgpt": {"precision": "bf16-mixed", "num_nodes": 1, "optimizer": "AdamW", "litgpt.fused": False},
     # src/lightning/pytorch/trainer/trainer.py of lightning 2.6
     "lightning": {"trainer.num_nodes": 1, "trainer.precision": "32-true", "trainer.accumulate_grad_batches": 1},
 }

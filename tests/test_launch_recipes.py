@@ -76,6 +76,17 @@ trainer: {strategy: fsdp, devices: [0, 1, 2, 3], num_nodes: 2, precision: bf16-m
 model: {class_path: mine.Module, init_args: {lr: 0.1}}
 data: {class_path: mine.Data, init_args: {batch_size: 4, max_length: 1024}}
 """
+LITGPT = """
+checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B
+precision: bf16-true
+devices: 4
+num_nodes: 1
+lora_r: 32
+lora_query: true
+lora_mlp: true
+train: {max_seq_length: 512, global_batch_size: 64, micro_batch_size: 2, lr_warmup_steps: 10, epochs: 2}
+optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.0002}}
+"""
 WHOLE = {
     "torchtune": (
         TUNE,
@@ -141,6 +152,22 @@ WHOLE = {
             "batch.count": 4,
         },
     ),
+    "litgpt": (
+        LITGPT,
+        {
+            "model.name": "llama3.2-1b",
+            "strategy.kind": "fsdp",
+            "strategy.orig_dtype": "bf16",
+            "cluster.gpus_per_node": 4,
+            "model.seq_len": 512,
+            "model.activation_checkpointing": "full",
+            "model.adapter.rank": 32,
+            "model.adapter.dropout": 0.05,
+            "model.adapter.target_modules": ("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
+            "batch.micro": 2,
+            "batch.count": 8,
+        },
+    ),
     "lightning": (
         LIGHTNING,
         {
@@ -189,7 +216,9 @@ def test_one_file_is_a_whole_run(name):
         (TRAINER, "rl: grpo", "otherwise than on whole sequences"),
         (TRAINER, "max_prompt_length: 512", "is of DPO"),
         (TRAINER, "use_galore: true", "projections of gradients"),
-        ("train: {lr_warmup_steps: 1, micro_batch_size: 4, global_batch_size: 8}", "", "is of LitGPT"),
+        (LITGPT, "quantize: bnb.fp4", "quantize 'bnb.fp4' is not played"),
+        (LITGPT.replace("max_seq_length: 512, ", ""), "", "no train.max_seq_length"),
+        (LITGPT.replace("query: true\nlora_mlp: true", "query: false\nlora_value: false"), "", "nothing is trained"),
     ],
 )
 def test_what_no_scenario_plays_is_refused_with_its_name(text, more, words):

@@ -14,6 +14,7 @@ NAMES = (
     "foundry",
     "olmo",
     "lightning",
+    "litgpt",
 )
 """A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
 WRITTEN = NAMES[:4]

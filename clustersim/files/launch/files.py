@@ -43,20 +43,24 @@ NOT_READ = "whose files are not read; clustersim new scenario writes one"
 UNREAD = {
     "megatron": ("Megatron-SWIFT", ("sft", "pt", "rlhf", "export")),
     "colossalai": ("Colossal-AI", ("run",)),
-    "litgpt": ("LitGPT", ("pretrain", "finetune", "finetune_full", "finetune_lora", "finetune_qlora")),
 }
 """Commands of frameworks that are not read, whose options have others' names and other defaults, and their words."""
 UNREAD_PROGRAMS = {"verl": "verl", "openrlhf": "OpenRLHF", "levanter": "Levanter", "MaxText": "MaxText"}
 """Packages whose modules a command trains with, of frameworks that are not read."""
 UNREAD_KEYS = {
     "verl": ("actor_rollout_ref.*",),
-    "LitGPT": ("train.lr_warmup_steps|train.micro_batch_size", "train.max_tokens|train.micro_batch_size"),
     "Levanter": ("trainer.mp", "trainer.train_batch_size|model.hidden_dim", "trainer.per_device_parallelism"),
     "MaxText": ("base_emb_dim", "ici_fsdp_parallelism", "per_device_batch_size|max_target_length"),
 }
 """Keys that together tell the configuration of a framework that is not read, any one group of them."""
 FACTORY_1 = frozenset(("dist_config.name", "kernel_config.name", "peft_config.name", "model_class"))
 """Keys of version 1 of LLaMA-Factory alone."""
+LITGPT = (
+    "train.lr_warmup_steps|train.micro_batch_size",
+    "train.max_tokens|train.micro_batch_size",
+    "train.micro_batch_size|checkpoint_dir",
+)
+"""Keys that together tell a configuration of LitGPT, any one group of them."""
 SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt", "llm_sft.py", "llm_pt.py")
 """What ms-swift's commands run, under torchrun or accelerate."""
 SWIFT_TUNERS = ("tuner_type", "train_type", "sft_type")
@@ -401,6 +405,8 @@ def _whose(file: Document) -> str | None:
         return "accelerate"
     if file.program in SWIFT and any(("args", name) in file.options for name in SWIFT_TUNERS):
         return "accelerate"
+    if file.program.startswith("litgpt "):
+        return "litgpt"
     if launcher == "torchrun" and file.program.startswith("tune "):
         return "torchtune"
     for name in ("accelerate", "nemo", "deepspeed", "torchtitan", "megatron"):
@@ -422,16 +428,22 @@ def _unread(file: Document, names: Sequence[str]) -> str | None:
     if package in UNREAD_PROGRAMS:
         return UNREAD_PROGRAMS[package]
     for framework, groups in UNREAD_KEYS.items():
-        for group in groups:
-            if all(any(fnmatchcase(name, glob) for name in names) for glob in group.split("|")):
-                return framework
+        if _has_group(names, groups):
+            return framework
     return None
+
+
+def _has_group(names: Sequence[str], groups: Sequence[str]) -> bool:
+    """Whether all globs of any one group, which ``|`` parts, are met."""
+    return any(all(any(fnmatchcase(name, glob) for name in names) for glob in group.split("|")) for group in groups)
 
 
 def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
     """Of a configuration that holds a whole run."""
     if FACTORY_1 & set(names):
         return "accelerate"
+    if _has_group(names, LITGPT):
+        return "litgpt"
     strategy = file.options.get(("config", "trainer.strategy"))
     plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
     if plain:

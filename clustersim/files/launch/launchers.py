@@ -14,7 +14,7 @@ DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
 MPI = {"mpirun", "mpiexec", "aprun"}
 _TRL = re.compile(r"(?:.*/)?trl/scripts/(\w+)\.py|trl\.scripts\.(\w+)")
-COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift"}
+COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift", "litgpt"}
 """Commands that name what they train by a word, not by a script."""
 MASON = "mason.py"
 """Of open-instruct, which submits the command behind ``--``."""
@@ -52,6 +52,9 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
     launch = Launch()
     at = _launcher_words(list(words), launch)
     launch.arguments = list(words[at:])
+    if launch.program.startswith("litgpt ") and launch.arguments[:1] and not launch.arguments[0].startswith("-"):
+        name = "--model_name" if launch.program == "litgpt pretrain" else "--checkpoint_dir"
+        launch.arguments.insert(0, name)
     if directives:
         launch.tools.insert(0, ("sbatch", directed_options(list(directives))))
     _submitted(launch)
@@ -155,6 +158,8 @@ def _of_command(name: str, words: list[str], i: int, launch: Launch) -> int:
     if name == "trl":
         said = _options("accelerate", words[i:])
         launch.tools.append(("accelerate", {key: said[key] for key in _COUNTS if key in said}))
+    if name == "litgpt":
+        return _of_litgpt(words, i, launch)
     if name != "tune":
         return i + 1
     options: list[str] = []
@@ -164,6 +169,14 @@ def _of_command(name: str, words: list[str], i: int, launch: Launch) -> int:
         i += 1 if "=" in words[i] else 2
     launch.tools.append(("torchrun", _options("torchrun", options)))
     launch.program = f"tune {words[i] if i < len(words) else ''}".strip()
+    return i + 1
+
+
+def _of_litgpt(words: list[str], i: int, launch: Launch) -> int:
+    """``litgpt pretrain NAME``, ``litgpt finetune_full FOLDER``; ``litgpt finetune full`` of releases before 0.5."""
+    if words[i] == "finetune" and words[i + 1 : i + 2] and words[i + 1] in {"full", "lora", "adapter", "adapter_v2"}:
+        i += 1
+    launch.program = f"litgpt {words[i]}" if i < len(words) else "litgpt"
     return i + 1
 
 

@@ -19,6 +19,7 @@ from clustersim.core.tomls import nested
 from clustersim.files.launch import (
     adapters,
     batches,
+    litgpt,
     megatron_adapters,
     recipes,
     seeing,
@@ -98,8 +99,9 @@ def read(
     recipes.arranged(read, table)
     titan_python.arranged(read, table)
     options = renamed(together(read), table)
+    notes = litgpt.arranged(read, options, table)
     refuse(table, options, [(file.program, file.name) for file in read if file.program], model)
-    notes = [*table.notes, *(note for file in read for note in file.notes)]
+    notes += [*table.notes, *(note for file in read for note in file.notes)]
     notes += torchtitan.arranged(options, table)
     notes += torchtune.arranged(read, options, table)
     fields = ScenarioFields()
@@ -168,6 +170,7 @@ def _adapters(
     if table.name == "nemo":
         megatron_adapters.taken(read, options, fields, used)
     torchtune.taken(options, fields, used)
+    litgpt.taken(options, fields, used)
     return []
 
 

@@ -22,6 +22,7 @@ LAUNCHERS = {
     "llamafactory-cli",
     "trl",
     "swift",
+    "litgpt",
     "colossalai",
 }
 """What starts ranks."""
