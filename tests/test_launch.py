@@ -354,9 +354,16 @@ HOSTILE = {
     "quote": ('torchrun x.py --a "b', "is a part missing"),
     "no command": ("#!/bin/bash\nA=3\necho hi", "no command with options"),
     "growing": ('A="' + "x" * 2000 + '"\n' + 'A="$A$A$A$A$A$A$A$A"\n' * 30 + "torchrun x.py --a $A", "at most 65,536"),
-    "alias": ("a: &a [x, x]\nb: [*a, *a]", "line 2 holds an alias of more than one value"),
+    "aliases of aliases": (
+        "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in ("ab", "bc", "cd", "de")),
+        "line 4: aliases stand for more than 2,000 values",
+    ),
+    "alias of itself": ("a: &a {b: *a}", "line 1 holds an alias inside itself"),
+    "merge of no table": ("a: &a 3\nb: {<<: *a}", "not YAML of plain values"),
+    "merged twice": ("a: &a {c: 3}\nb: {<<: *a, <<: *a}", "'<<' is there twice"),
     "tag": ('num_layers: !!python/object/apply:os.system ["ls"]', "not YAML of plain values"),
-    "unknown alias": ("a: 1\nb: *c", "line 2 holds an alias of more than one value"),
+    "unknown alias": ("a: 1\nb: *c", "line 2 holds an alias of nothing above it"),
     "twice, null last": ("num_layers: 2\nnum_layers: null", "'num_layers' is there twice"),
     "twice": ("num_layers: 2\nnum_layers: 4", "'num_layers' is there twice"),
     "list": ("- 1\n- 2", "not keys with values"),
@@ -375,6 +382,36 @@ def test_hostile_text_is_one_line(name):
     with pytest.raises(ScenarioError, match=words) as wrong:
         document(text, "x")
     assert "\n" not in str(wrong.value)
+
+
+MERGED = """
+base: &base {zero_stage: 2, offload_optimizer_device: none}
+more: &more {<<: *base, zero_stage: 3}
+deepspeed_config: {<<: *more, gradient_clipping: 1.0, offload_optimizer_device: cpu}
+fsdp_config: {<<: [*base, *more]}
+"""
+
+
+def test_merge_keys_of_yaml_are_the_keys_they_stand_for():
+    from clustersim.core.texts import yaml_table
+
+    table = yaml_table(MERGED, "x", ScenarioError)
+    assert table["more"] == {"zero_stage": 3, "offload_optimizer_device": "none"}
+    assert table["deepspeed_config"] == {
+        "zero_stage": 3,
+        "offload_optimizer_device": "cpu",
+        "gradient_clipping": 1.0,
+    }
+    assert table["fsdp_config"]["zero_stage"] == 2  # the first of them counts
+    assert document(MERGED, "x.yaml").options["config", "deepspeed_config.zero_stage"].value == 3
+
+
+def test_tables_of_an_alias_are_not_one():
+    from clustersim.core.texts import yaml_table
+
+    table = yaml_table("a: &a {b: [1]}\nc: *a", "x", ScenarioError)
+    table["a"]["b"].append(2)
+    assert table["c"] == {"b": [1]}
 
 
 @settings(max_examples=150)

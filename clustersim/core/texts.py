@@ -169,8 +169,8 @@ def _twice(names: list[str], source: str, error: Raised) -> None:
 
 
 def yaml_table(text: str, where: str, error: Raised) -> Table:
-    """The mapping of a YAML text of plain values, every key once, without tags, and aliases of one value
-    alone. Raises ``error``."""
+    """The mapping of a YAML text of plain values, every key once, without tags; aliases and merge keys (``<<``) stand for
+    at most :data:`ALIASED` values together. Raises ``error``."""
     try:
         import yaml
     except ImportError:
@@ -190,22 +190,55 @@ def yaml_table(text: str, where: str, error: Raised) -> Table:
     if not isinstance(table, dict):
         raise error(f"{where}: holds {shown(table)}, not keys with values")
     check(table, where, error)
-    return table
+    return _unshared(table)
+
+
+ALIASED = 2000
+"""Values that all aliases of a YAML text stand for, at most: of an alias of aliases a few lines make gigabytes."""
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which no two places hold one table, as aliases have it."""
+    if isinstance(value, dict):
+        return {key: _unshared(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_unshared(inner) for inner in value]
+    return value
+
+
+def _count(node: Any) -> int:
+    """Values of a YAML node that is whole, itself among them; one more than :data:`ALIASED` where there are more."""
+    total = 0
+    waiting = [node]
+    while waiting and total <= ALIASED:
+        node = waiting.pop()
+        total += 1
+        for inner in node.value if isinstance(node.value, list) else ():
+            waiting += inner if isinstance(inner, tuple) else (inner,)
+    return total
 
 
 def _plain_loader(source: str, error: Raised) -> Any:
     import yaml
 
     class Plain(yaml.SafeLoader):  # type: ignore[misc]
+        aliased = 0
+
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # of an alias of aliases a few lines make gigabytes
+            if self.check_event(yaml.AliasEvent):
                 event = self.peek_event()
-                if not isinstance(self.anchors.get(event.anchor), yaml.ScalarNode):
-                    line = event.start_mark.line + 1
-                    raise error(f"{source}: line {line} holds an alias of more than one value; write its value")
+                line = event.start_mark.line + 1
+                node = self.anchors.get(event.anchor)
+                if node is None or node.end_mark is None:
+                    why = "inside itself" if node is not None else "of nothing above it"
+                    raise error(f"{source}: line {line} holds an alias {why}; write its value")
+                self.aliased += _count(node)
+                if self.aliased > ALIASED:
+                    raise error(f"{source}: line {line}: aliases stand for more than {ALIASED:,} values; write them")
             return super().compose_node(parent, index)
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)  # before keys of others are merged into it
             later: set[str] = set()
             kept = []
             for key, value in reversed(node.value):  # null says nothing where the key is there again
@@ -214,8 +247,7 @@ def _plain_loader(source: str, error: Raised) -> Any:
                 later.add(str(key.value))
             node.value = kept[::-1]
             _twice([str(key.value) for key, _ in node.value], source, error)
-            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-            return mapping
+            return node
 
     return Plain
 
