@@ -161,6 +161,29 @@ def test_a_command_of_a_framework_that_is_not_read_is_never_another_ones(words, 
         script(words)
 
 
+BARE = "--per_device_train_batch_size 1 --max_seq_length 1024 --bf16 --model_name_or_path Qwen/Qwen3-8B"
+
+
+def test_a_script_that_no_launcher_starts_is_told_of():
+    notes = script(f"python train.py {BARE}").notes
+    assert any("no launcher starts train.py, which alone is one rank" in note for note in notes)
+    for words in ("torchrun --nproc_per_node 8 train.py", "CUDA_VISIBLE_DEVICES=0 python train.py"):
+        assert not any("no launcher" in note for note in script(f"{words} {BARE}").notes)
+
+
+def test_world_size_counts_where_no_launcher_sets_it():
+    made = script(f"export WORLD_SIZE=1\npython train.py {BARE}")
+    assert made.tables["cluster"]["gpus_per_node"] == 1
+
+
+def test_ms_swift_as_a_module_has_its_defaults():
+    text = "--model Qwen/Qwen3-8B --max_length 4096 --lora_rank 64 --gradient_accumulation_steps 4"
+    made = script(f"deepspeed --num_gpus 8 --module swift.cli.sft {text} --deepspeed default-zero3")
+    assert (made.tables["model"]["adapter"]["rank"], made.tables["strategy"]["kind"]) == (64, "zero")
+    with pytest.raises(ScenarioError, match="without NPROC_PER_NODE is one process"):
+        script(f"CUDA_VISIBLE_DEVICES=0,1 python -m swift.cli.sft {text}")
+
+
 SWIFT = "swift sft --model Qwen/Qwen2.5-7B --max_length 2048 --dataset own/x"
 
 

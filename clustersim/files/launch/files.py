@@ -63,6 +63,8 @@ LITGPT = (
 """Keys that together tell a configuration of LitGPT, any one group of them."""
 SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt", "llm_sft.py", "llm_pt.py")
 """What ms-swift's commands run, under torchrun or accelerate."""
+SWIFT_MODULES = ("swift.cli.sft", "swift.cli.pt")
+"""Those whose name alone tells that they are ms-swift's."""
 SWIFT_TUNERS = ("tuner_type", "train_type", "sft_type")
 """Its option that says what is trained, the newest name first."""
 Key = tuple[str, str]
@@ -403,7 +405,9 @@ def _whose(file: Document) -> str | None:
         return "torchtitan"
     if launcher.startswith(("accelerate", "trl", "llamafactory-cli", "axolotl", "swift")):
         return "accelerate"
-    if file.program in SWIFT and any(("args", name) in file.options for name in SWIFT_TUNERS):
+    if file.program in SWIFT_MODULES or (
+        file.program in SWIFT and any(("args", name) in file.options for name in SWIFT_TUNERS)
+    ):
         return "accelerate"
     if file.program.startswith("litgpt "):
         return "litgpt"

@@ -109,6 +109,7 @@ def read(
         for name, value in file.machine.items():
             fields.launch(name, value)
     notes += _alone(read, fields, cluster)
+    notes += _unlaunched(read, table, fields, cluster)
     config = next((file.name for file in read if file.kind == MODEL), None)
     if config is not None and model is None:
         model = f"./{os.path.relpath(config, Path(path).parent)}"
@@ -155,6 +156,26 @@ def _alone(read: Sequence[Document], fields: ScenarioFields, cluster: Tables) ->
         return []
     fields["cluster.nodes"] = 1
     return [f"{starter.name}: one node, as {starter.alone} starts ranks on the node that it runs on; or say --nodes"]
+
+
+ONE_PROCESS = ("megatron", "deepspeed", "accelerate")
+"""Frameworks whose script is one rank, where no launcher starts it."""
+
+
+def _unlaunched(read: Sequence[Document], table: FrameworkTable, fields: ScenarioFields, cluster: Tables) -> list[str]:
+    """A note where no launcher starts a script, and nobody says how many ranks there are."""
+    known = {"cluster.gpus_per_node", "cluster.world"} & fields.keys() or cluster.get("gpus_per_node")
+    if known or table.name not in ONE_PROCESS:
+        return []
+    for file in read:
+        launcher = file.options.get(("args", "launcher"))
+        words = "" if launcher is None else str(launcher.value)
+        if words.rsplit("/", 1)[-1].startswith("python") and file.program.endswith(".py"):
+            return [
+                f"{file.name}: no launcher starts {file.program}, which alone is one rank; all GPUs of each node are "
+                "taken as if one did: of one GPU say --nodes 1 --gpus-per-node 1"
+            ]
+    return []
 
 
 def _adapters(

@@ -14,7 +14,7 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch import seeing
-from clustersim.files.launch.files import SWIFT, SWIFT_TUNERS, Document, OptionValue
+from clustersim.files.launch.files import SWIFT, SWIFT_MODULES, SWIFT_TUNERS, Document, OptionValue
 
 COMMANDS = ("swift sft", "swift pt")
 NAMES = {
@@ -76,7 +76,7 @@ def arranged(command: Document) -> None:
     own = (command.program in SWIFT or command.kind == "yaml") and any(
         ("args", name) in options for name in SWIFT_TUNERS
     )
-    if not (own or command.program in COMMANDS):
+    if not (own or command.program in (*COMMANDS, *SWIFT_MODULES)):
         return
     _refuse_placed(command)
     added = _of_earlier(command)
@@ -217,7 +217,9 @@ def _refuse_placed(command: Document) -> None:
     """Raise where one process has several GPUs, over which ``device_map`` places layers."""
     ranks = command.machine.get("cluster.gpus_per_node")
     said = None if ranks is None else (ranks.name, str(ranks.value))
-    if command.program in COMMANDS and (said is None or (said[0] == "CUDA_VISIBLE_DEVICES" and said[1] != "1")):
+    launcher = str(getattr(command.options.get(("args", "launcher")), "value", ""))
+    bare = command.program in COMMANDS or (command.program in SWIFT_MODULES and launcher.startswith("python"))
+    if bare and (said is None or (said[0] == "CUDA_VISIBLE_DEVICES" and said[1] != "1")):
         raise ScenarioError(
             f"{command.name}: {command.program} without NPROC_PER_NODE is one process, which places layers over the "
             "GPUs it sees (device_map), which is not played; say NPROC_PER_NODE, or one GPU in CUDA_VISIBLE_DEVICES"
