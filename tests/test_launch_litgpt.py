@@ -81,5 +81,5 @@ def test_what_is_not_played_or_said_is_refused(text, words):
 
 
 def test_a_model_whose_blocks_run_beside_each_other_wants_its_config():
-    with pytest.raises(ScenarioError, match="runs attention and MLP beside each other.*config.json"):
+    with pytest.raises(ScenarioError, match=r"runs attention and MLP beside each other.*config\.json"):
         read(("a.yaml", SIZED.replace("parallel_residual: false, ", "")))

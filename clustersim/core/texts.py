@@ -169,8 +169,8 @@ def _twice(names: list[str], source: str, error: Raised) -> None:
 
 
 def yaml_table(text: str, where: str, error: Raised) -> Table:
-    """The mapping of a YAML text of plain values, every key once, without tags; aliases and merge keys (``<<``) stand for
-    at most :data:`ALIASED` values together. Raises ``error``."""
+    """The mapping of a YAML text of plain values, every key once, without tags; aliases and merge keys (``<<``) stand
+    for at most :data:`ALIASED` values together. Raises ``error``."""
     try:
         import yaml
     except ImportError:
@@ -190,7 +190,7 @@ def yaml_table(text: str, where: str, error: Raised) -> Table:
     if not isinstance(table, dict):
         raise error(f"{where}: holds {shown(table)}, not keys with values")
     check(table, where, error)
-    return _unshared(table)
+    return {key: _unshared(value) for key, value in table.items()}
 
 
 ALIASED = 2000

@@ -80,10 +80,11 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
             if isinstance(said_by, str) and said_by.isdecimal():
                 launch.machine.setdefault(name, (variable, said_by))
     _whole(launch, variables)
-    ranks = variables.get("WORLD_SIZE")
-    if not launch.tools and launch.program.endswith(".py") and "world" not in launch.machine:  # which torch reads
-        if isinstance(ranks, str) and ranks.isdecimal() and "gpus_per_node" not in launch.machine:
-            launch.machine["world"] = ("WORLD_SIZE", ranks)
+    ranks = variables.get("WORLD_SIZE")  # which torch reads where no launcher sets it
+    is_bare = not launch.tools and launch.program.endswith(".py")
+    is_counted = {"world", "gpus_per_node"} & launch.machine.keys()
+    if is_bare and not is_counted and isinstance(ranks, str) and ranks.isdecimal():
+        launch.machine["world"] = ("WORLD_SIZE", ranks)
     if launch.program.startswith("llamafactory-cli train") and "NNODES" not in variables:
         launch.alone = "llamafactory-cli"
     if launch.program.startswith("swift ") and "NNODES" not in variables and "gpus_per_node" in launch.machine:
