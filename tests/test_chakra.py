@@ -170,7 +170,7 @@ def test_the_command_writes_traces_with_astra_sims_files_and_plays_them(tmp_path
     assert nodes[0].version == VERSION
     played = CliRunner().invoke(cli, ["replay", str(out), "--topology", "dgx-1v", "--json"])
     run = clustersim.load("ddp_resnet50_1x8_v100").run()
-    assert json.loads(played.stdout)["totals"]["step_s"] == pytest.approx(run.timeline.makespan, rel=1e-9)
+    assert json.loads(played.stdout)["totals"]["window_s"] == pytest.approx(run.timeline.makespan, rel=1e-9)
     bare = CliRunner().invoke(cli, ["replay", str(out)])
     assert isinstance(bare.exception, ClusterSimError)
     assert "needs a --topology" in str(bare.exception)
@@ -275,7 +275,7 @@ def test_converters_of_every_schema_version_are_read(tmp_path: Path, kind: str):
     path.write_bytes(metadata(kind) + b"".join(map(framed, nodes)))
     done = CliRunner().invoke(cli, ["replay", str(path), "--topology", "dgx-h100", "--json"])
     assert done.exit_code == 0, done.exception
-    assert json.loads(done.stdout)["totals"]["step_s"] == pytest.approx(3e-3, rel=1e-3)
+    assert json.loads(done.stdout)["totals"]["window_s"] == pytest.approx(3e-3, rel=1e-3)
 
 
 def test_trace_says_what_plays_a_program(tmp_path: Path):

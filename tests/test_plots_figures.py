@@ -85,9 +85,10 @@ def test_ranks_that_differ_have_bars_of_their_own_and_those_alike_share_one():
 
 
 def test_every_state_has_a_style():
+    from clustersim.explain.breakdown import NOT_RECORDED
     from clustersim.explain.pieces import STATES as KNOWN
 
-    assert set(KNOWN) == set(STATE_STYLE)
+    assert {*KNOWN, NOT_RECORDED} == set(STATE_STYLE)
 
 
 @given(

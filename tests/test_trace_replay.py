@@ -42,7 +42,7 @@ def measured(scenario: str, **changes: object) -> tuple[Timeline, clustersim.Sce
 def test_a_run_replayed_on_its_own_machine_takes_as_long_and_hides_as_much(scenario):
     run, result = measured(scenario, run__jitter=0.0)
     again = replay(run, result.prepared.topology, result.prepared.mesh)
-    for key in ("step_s", "compute_s", "communication_s", "exposed_communication_s"):
+    for key in ("window_s", "compute_s", "communication_s", "exposed_communication_s"):
         seen, played = again.totals[key]
         assert played == pytest.approx(seen, rel=0.02), key
     assert again.notes == ()
@@ -55,7 +55,7 @@ def test_a_slower_network_makes_exposed_communication_longer_and_nothing_else():
     again = replay(run, slower, result.prepared.mesh)
     assert again.totals["compute_s"][1] == pytest.approx(again.totals["compute_s"][0], rel=1e-9)
     assert again.totals["exposed_communication_s"][1] > 2 * again.totals["exposed_communication_s"][0]
-    assert again.totals["step_s"][1] > 1.2 * again.totals["step_s"][0]
+    assert again.totals["window_s"][1] > 1.2 * again.totals["window_s"][0]
 
 
 def test_twice_the_ranks_keep_the_work_of_each_and_widen_the_groups():
@@ -108,7 +108,7 @@ def test_data_parallel_groups_grow_and_the_others_are_copied(members, purpose, g
 def exposed_and_step(run: Timeline) -> tuple[float, float]:
     """What a run exposes and takes [s], as a replay counts it."""
     totals = replay(run).totals
-    return totals["exposed_communication_s"][0], totals["step_s"][0]
+    return totals["exposed_communication_s"][0], totals["window_s"][0]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_run_predicted_from_a_smaller_one_or_other_buckets_is_the_run_itself(c
     aim, result = measured("ddp_resnet50_1x8_v100", run__jitter=0.0, run__steps=2, **changes)
     again = replay(run, result.prepared.topology, result.prepared.mesh, scale=scale)
     exposed, step = exposed_and_step(aim)
-    assert again.totals["step_s"][1] == pytest.approx(step, rel=0.01)
+    assert again.totals["window_s"][1] == pytest.approx(step, rel=0.01)
     assert again.totals["exposed_communication_s"][1] == pytest.approx(exposed, abs=0.02 * step)
 
 
@@ -137,7 +137,7 @@ def test_copies_differ_as_measured_ranks_do_so_that_more_of_them_wait_longer():
     waits = [answer.totals["peer_wait_s"][1] for answer in (once, again)]
     assert waits[1] > 1.2 * waits[0]
     assert waits[1] == pytest.approx(replay(aim).totals["peer_wait_s"][0], rel=0.3)
-    assert again.totals["step_s"][1] == pytest.approx(exposed_and_step(aim)[1], rel=0.05)
+    assert again.totals["window_s"][1] == pytest.approx(exposed_and_step(aim)[1], rel=0.05)
     assert again.totals["compute_s"][1] == pytest.approx(once.totals["compute_s"][1])  # of the ranks that were measured
     assert any("8 replicas differ by" in note for note in again.notes)
 
@@ -198,7 +198,7 @@ def test_a_simulated_run_and_a_mesh_of_another_size_are_refused():
 def test_published_traces_replay_to_their_own_step_time(shared: Path, name, topology, ranks, within):
     run = traces.read(shared / "measurements" / "traces" / name)
     again = replay(run, *machine(topology, 1, ranks))
-    seen, played = again.totals["step_s"]
+    seen, played = again.totals["window_s"]
     assert played == pytest.approx(seen, rel=within)
     exposed = again.totals["exposed_communication_s"]
     assert exposed[1] == pytest.approx(exposed[0], abs=0.03 * seen)
@@ -221,7 +221,7 @@ def test_a_published_trace_on_twice_the_machines_communicates_longer(shared: Pat
     run = traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
     once, twice = (replay(run, *machine("dgx-1v", n, 8), scale=Scale(times=n)) for n in (1, 2))
     assert twice.totals["communication_s"][1] > 1.3 * once.totals["communication_s"][1]
-    assert twice.totals["step_s"][1] > once.totals["step_s"][1]
+    assert twice.totals["window_s"][1] > once.totals["window_s"][1]
 
 
 def test_the_command_prints_totals_and_keeps_both_runs(shared: Path, tmp_path: Path):
@@ -231,7 +231,7 @@ def test_the_command_prints_totals_and_keeps_both_runs(shared: Path, tmp_path: P
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert said["ranks"] == 8
-    assert said["totals"]["step_s"][1] == pytest.approx(said["totals"]["step_s"][0], rel=0.02)
+    assert said["totals"]["window_s"][1] == pytest.approx(said["totals"]["window_s"][0], rel=0.02)
     one, other = (load_run(out / f"{name}.npz") for name in ("measured", "simulated"))
     assert [op.name for op in one.timeline.ops] == [op.name for op in other.timeline.ops]
     told = CliRunner().invoke(cli, ["compare", str(out / "measured.npz"), str(out / "simulated.npz")])
@@ -301,11 +301,11 @@ def test_trace_and_replay_divide_a_run_alike(folder):
         json.loads(CliRunner().invoke(cli, [name, path, "--json"]).stdout) for name in ("trace", "replay")
     )
     totals = {name: measured for name, (measured, _) in replayed["totals"].items()}
-    assert trace["window_s"] == pytest.approx(totals["step_s"])
+    assert trace["window_s"] == pytest.approx(totals["window_s"])
     for share, seconds in (
         ("compute_share", "compute_s"),
-        ("transfer_share", "communication_s"),
-        ("waiting_for_peers_share", "peer_wait_s"),
+        ("communication_share", "communication_s"),
+        ("peer_wait_share", "peer_wait_s"),
     ):
         assert np.mean(trace[share]) * trace["window_s"] == pytest.approx(totals[seconds])
 

@@ -16,6 +16,7 @@ from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.hotspots import hotspots
+from clustersim.explain.last_rank import last_to_most
 from clustersim.explain.pace import by_experts, pace_ratios
 from clustersim.explain.pieces import workers
 
@@ -144,10 +145,14 @@ def _slow_ranks(timeline: Timeline) -> list[str]:
     if not len(worst):
         return []
     rank = int(worst[0])
+    last = last_to_most(timeline) if timeline.source != "simulated" else None
+    if last is not None and last.rank != rank:
+        longer = f"kernels of rank {rank} take {ratio[rank] - 1:.0%} longer than the median of its peers'"
+        return [f"{longer}, but collectives wait for another: {last}"]
     why = ", by the tokens that its experts get" if by_experts(timeline)[rank] else ""
     text = f"rank {rank} is {ratio[rank] - 1:.0%} slower than the median of its peers{why}"
     text += f"; {len(worst) - 1:,} more ranks are more than {SLOW - 1:.0%} slower" if len(worst) > 1 else ""
-    return [text]
+    return [text if last is None else f"{text}; {last}"]
 
 
 def _memory(used: float | None, device: float) -> list[str]:

@@ -10,6 +10,8 @@
   time without bubbles, (p-1)/m, which is this fraction f as f/(1-f)).
 * *Waiting for a peer* is any other wait: ranks that run one op list can be apart only because one is slower, or is
   itself held; :func:`clustersim.explain.stalls.stalls` says which.
+* *Not recorded* is the part of a measured run's window before a rank's first span and behind its last: profilers begin
+  and end at other times on each rank, and shares are of the one window that the run has.
 """
 
 from __future__ import annotations
@@ -21,14 +23,20 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
 from clustersim.explain.metrics import steady_window
-from clustersim.explain.pieces import STATES, Pieces, PieceState, by_class, pieces
+from clustersim.explain.pieces import STATES, Pieces, PieceState, by_class, pieces, ranks_with_spans
+
+NOT_RECORDED = "not recorded"
+"""The state of a measured rank before its first span and behind its last."""
+ROUNDING = 1e-9
+"""Share of a window that is no time of its own."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, eq=False):
     """Where the time went.
 
     states : (k,) str. rank : (w,) int. seconds : (w, k) float [s per step]. shares : (w, k) float, 1 in every row's
-    sum. hidden_communication_s : (w,) float [s per step], a transfer runs beside a kernel. begin, end : the window [s].
+    sum, 0 of a rank that a measured run has nothing of. hidden_communication_s : (w,) float [s per step], a transfer
+    runs beside a kernel. begin, end : the window [s].
     steps : how many it holds.
     """
 
@@ -47,8 +55,7 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
         return max(self.end - self.begin, 0.0) / self.steps
 
     def over(self, ranks: Ints) -> Floats:
-        """(k,) float: shares of the time of these ranks together, of whom a measured run knows some for longer than
-        others."""
+        """(k,) float: shares of the time of these ranks together."""
         seconds = self.seconds[ranks].sum(axis=0)
         total = float(seconds.sum())
         together: Floats = seconds / total if total > 0 else seconds
@@ -76,11 +83,17 @@ def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
     n_steps = steps_between(timeline, cut.begin, cut.end)
     of_class = _by_state(timeline, cut)
     hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
+    states = list(STATES)
+    if timeline.source != "simulated":
+        unseen = _not_recorded(timeline, cut, of_class)
+        if unseen.any():
+            states.append(NOT_RECORDED)
+            of_class = np.column_stack([of_class, unseen])
     totals = of_class.sum(axis=1, keepdims=True)
     share = np.divide(of_class, totals, out=np.zeros_like(of_class), where=totals > 0)
     shares = share[cut.class_of]
     return Breakdown(
-        states=list(STATES),
+        states=states,
         rank=np.arange(timeline.world_size),
         seconds=(of_class / n_steps)[cut.class_of],
         shares=shares,
@@ -89,6 +102,14 @@ def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
         end=cut.end,
         steps=n_steps,
     )
+
+
+def _not_recorded(timeline: Timeline, cut: Pieces, of_class: Floats) -> Floats:
+    """(ranks of the cut,) seconds of the window that no state has, of ranks that were measured."""
+    length = cut.end - cut.begin
+    measured = np.isin(cut.ranks, ranks_with_spans(timeline))
+    unseen: Floats = np.where(measured, length - of_class.sum(axis=1), 0.0)
+    return np.where(unseen > ROUNDING * length, unseen, 0.0)
 
 
 def _by_state(timeline: Timeline, cut: Pieces) -> Floats:

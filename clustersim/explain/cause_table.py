@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from clustersim.core.units import format_time
 from clustersim.explain import sentences
+from clustersim.explain.metrics import has_steps
 from clustersim.explain.sentences import op_quoted
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ def sentence(causes: Causes, charge: Charge) -> str:
     share = causes.share(charge)
     unit = "rank" if causes.on_cpu else "GPU"
     over = f"1 {unit}" if causes.workers == 1 else f"{causes.workers:,} {unit}s"
-    return f"{text} Cost: {format_time(causes.cost(charge))} of every {step} step ({share:.1%}), mean over {over}."
+    whole = f"every {step} step" if has_steps(causes.timeline) else f"a {step} window"
+    return f"{text} Cost: {format_time(causes.cost(charge))} of {whole} ({share:.1%}), mean over {over}."
 
 
 def _filled(template: str, causes: Causes, charge: Charge) -> str:

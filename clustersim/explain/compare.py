@@ -168,8 +168,9 @@ def _row(a: _OpWork, b: _OpWork) -> tuple[str, str, str, float, float, float, fl
 def _states(a: Timeline, b: Timeline) -> Columns:
     before = per_step(a)
     after = per_step(b)
-    seconds = [np.array(list(states.values())) for states in (before, after)]
-    columns = np.array(list(before)), *seconds, seconds[1] - seconds[0]
+    names = list(before | after)
+    seconds = [np.array([states.get(name, 0.0) for name in names]) for states in (before, after)]
+    columns = np.array(names), *seconds, seconds[1] - seconds[0]
     return dict(zip(("state", "seconds_a", "seconds_b", "difference_s"), columns, strict=True))
 
 

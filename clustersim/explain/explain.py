@@ -19,6 +19,7 @@ from clustersim.explain.breakdown import Breakdown, breakdown
 from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.critical_path import CriticalPath, critical_path
 from clustersim.explain.knobs import KNOBS
+from clustersim.explain.metrics import a_step, step_word
 from clustersim.explain.mixture import MixtureSeconds, mixture
 from clustersim.explain.pieces import KERNELS, Pieces, workers
 from clustersim.explain.stalls import Causes, causes, stalls
@@ -82,7 +83,7 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
         verdict=verdict(facts, all_causes, savings_of(bounds)),
         shares=_shares(timeline, shares, all_causes.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
-        path=_path(path, shares.step_time_s),
+        path=_path(path, shares.step_time_s, a_step(timeline)),
         bounds=bounds["text"].tolist(),
         warnings=warnings(timeline, facts),
         ranks=_ranks(all_causes.cut),
@@ -146,28 +147,28 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
     order = np.argsort(-mean, kind="stable")
     states = {table.states[i]: float(mean[i]) for i in order.tolist()}
     parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
-    sentence = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} step"
+    sentence = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} {step_word(timeline)}"
     if rows:
         kernels = {name: share for name, share in states.items() if name in KERNELS}
         sentence = step_shares(rows[0], kernels, states["host"])
     hidden = table.hidden_over(workers(timeline))
-    tail = f"; {format_time(hidden)} of communication a step is hidden behind compute" if hidden > 0 else ""
+    tail = f"; {format_time(hidden)} of communication{a_step(timeline)} is hidden behind compute" if hidden > 0 else ""
     return f"{sentence}{tail}"
 
 
-def reach(path: CriticalPath, step: float) -> str:
-    """How long a critical path is a step, and whether it is a part of one, of ``step`` [s]."""
+def reach(path: CriticalPath, step: float, per: str) -> str:
+    """How long a critical path is a step, and whether it is a part of one, of ``step`` [s]; ``per`` : behind a time."""
     length = sum(path.by_kind.values())
     if length < KNOWN * step:
-        return f"of {format_time(length)} a step, as far back as it can be followed"
-    return f"of {format_time(length)} a step"
+        return f"of {format_time(length)}{per}, as far back as it can be followed"
+    return f"of {format_time(length)}{per}"
 
 
-def _path(path: CriticalPath, step: float) -> list[str]:
+def _path(path: CriticalPath, step: float, per: str) -> list[str]:
     total = sum(path.by_kind.values())
     if total <= 0:
         return []
     parts = [f"{kind} {seconds / total:.1%}" for kind, seconds in path.by_kind.items()]
-    lines = [f"{', '.join(parts[:6])} (shares of the path, {reach(path, step)})"]
+    lines = [f"{', '.join(parts[:6])} (shares of the path, {reach(path, step, per)})"]
     links = [f"{name} {format_time(seconds)}" for name, seconds in path.by_link.items() if seconds > 1e-4 * total]
     return lines + ([f"links on it: {', '.join(links[:3])}"] if links else [])

@@ -13,7 +13,7 @@ from clustersim.core.arrays import Columns, Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.model import Model
-from clustersim.core.op_infos import of_each
+from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import PHASES
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike, step_ends
 from clustersim.explain.occupancy import holds_kernels, is_kernel, occupancy, seconds_of_ops
@@ -166,6 +166,21 @@ def steady_window(timeline: Timeline) -> SteadyWindow:
     return SteadyWindow(
         step_numbers[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin
     )
+
+
+def has_steps(timeline: Timeline) -> bool:
+    """Whether a run has steps: a trace whose spans nobody numbered is one window, from its first span to its last."""
+    return timeline.source == "simulated" or any(op.step for op in kinds(timeline.ops))
+
+
+def step_word(timeline: Timeline) -> str:
+    """What shares are of: a step, or the window of a trace that has none."""
+    return "step" if has_steps(timeline) else "window"
+
+
+def a_step(timeline: Timeline) -> str:
+    """What stands behind a time that is a step's: nothing where a trace has no steps."""
+    return " a step" if has_steps(timeline) else ""
 
 
 WARM = 1.25

@@ -288,7 +288,10 @@ def staged(timeline: Timeline) -> bool:
 
 
 def workers(timeline: Timeline) -> Ints:
-    """Ranks that train: all but those that are servers and nothing else."""
+    """Ranks that train: all but those that are servers and nothing else, and of a measured run those that it has
+    anything of."""
+    if timeline.source != "simulated":
+        return ranks_with_spans(timeline)
     roles = list(dict.fromkeys(op.role for op in kinds(timeline.ops)))
     serves = np.array(["server" in role and "worker" not in role for role in roles], dtype=bool)
     if not serves.any():
@@ -296,6 +299,17 @@ def workers(timeline: Timeline) -> Ints:
     number = {role: i for i, role in enumerate(roles)}
     of_op = serves[of_each(timeline.ops, lambda op: number[op.role], np.int64)]
     return np.flatnonzero(~did(timeline, of_op))
+
+
+def servers(timeline: Timeline) -> Ints:
+    """Ranks that are servers and nothing else."""
+    return np.setdiff1d(ranks_with_spans(timeline), workers(timeline))
+
+
+@kept_with_first(maxsize=None)
+def ranks_with_spans(timeline: Timeline) -> Ints:
+    """Ranks that did anything: of a measured run those whose files there are."""
+    return np.flatnonzero(did(timeline, np.ones(len(timeline.ops), dtype=np.bool_)))
 
 
 def by_structure(timeline: Timeline, op: OpInfo) -> bool:

@@ -13,6 +13,7 @@ from clustersim.explain.advice import has_room
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.cause_kinds import FACTOR, CauseKind, WeighedKind, cause_kinds, subjects, weighed
 from clustersim.explain.cause_table import headline
+from clustersim.explain.metrics import has_steps, step_word
 from clustersim.explain.pieces import KERNELS, workers
 from clustersim.explain.stalls import Causes
 from clustersim.explain.step_words import StepLoss, losses
@@ -45,13 +46,14 @@ def verdict(facts: RunFacts, causes: Causes, savings: Mapping[str, float] = NOTH
     causes = replace(causes, has_room=has_room(facts, FACTOR))
     step_losses = losses(causes.timeline, causes.where) if causes.where else []
     step = (causes.cut.end - causes.cut.begin) / causes.steps
-    return f"{came_to(facts, step)}; {_lost(causes, step_losses, savings)}."
+    whole = not has_steps(causes.timeline)
+    return f"{came_to(facts, step, whole=whole)}; {_lost(causes, step_losses, savings)}."
 
 
-def came_to(facts: RunFacts, step: float) -> str:
-    """What the run came to; ``step`` [s]."""
+def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
+    """What the run came to; ``step`` [s], or the ``whole`` window of a trace without steps."""
     text = f"{facts.what}: " if facts.what else ""
-    text += f"{format_time(step)} a step"
+    text += f"{format_time(step)} from first span to last" if whole else f"{format_time(step)} a step"
     text += f", {facts.samples_per_s:,.1f} samples per second" if facts.samples_per_s else ""
     text += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
     lacking = [(facts.missing_bytes, "a GPU"), (facts.memory.host.missing_bytes, "a node's host")]
@@ -79,7 +81,7 @@ def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str,
         why = _why(causes, kinds[0])
         return f"{_mostly(causes)}, and the largest wait is small, {kinds[0].share:.1%}: {why}"
     best, *others = weighed(causes, kinds, savings)
-    text = f"{best.kind.share:.1%} of the step is lost because {_why(causes, best.kind)}{_though(best)}"
+    text = f"{best.kind.share:.1%} of the {step_word(causes.timeline)} is lost because {_why(causes, best.kind)}{_though(best)}"
     passed = next((row for row in others if row.kind.share > best.kind.share), None)
     return text if passed is None else f"{text}; {_passed(causes, passed)}"
 
@@ -110,4 +112,4 @@ def _mostly(causes: Causes) -> str:
     table = breakdown(causes.timeline, causes.cut)
     mean = table.over(workers(causes.timeline))
     longest = int(mean[: len(KERNELS)].argmax())
-    return f"{mean[longest]:.1%} of the step goes to {DOING[KERNELS[longest]]}"
+    return f"{mean[longest]:.1%} of the {step_word(causes.timeline)} goes to {DOING[KERNELS[longest]]}"

@@ -191,9 +191,10 @@ def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[
         whose = f"mean of {count}" if count > 1 else "of one step, from its first span to its last"
         yield f"  {'step time':24s} {format_time(trace_steps.step_time_s)}, {whose}"
     yield f"  {'compute stream busy':24s} {_range(digest.compute_share)}"
-    yield f"  {'transferring':24s} {_range(digest.transfer_share)}"
+    yield f"  {'transferring':24s} {_range(digest.communication_share)}"
     yield f"  {'of that, exposed':24s} {_range(digest.exposed_transfer_share)}"
-    yield f"  {'collectives waiting':24s} {_range(digest.waiting_for_peers_share)}"
+    yield f"  {'collectives waiting':24s} {_range(digest.peer_wait_share)}"
+    yield f"  {'of that, beside nothing':24s} {_range(digest.waiting_for_peer_share)}"
     if digest.waiting_for_launch_share is not None:
         yield f"  {'waiting for launches':24s} {_range([digest.waiting_for_launch_share])}"
     if trace_steps.pipeline:
@@ -248,4 +249,5 @@ def _tail(skipped: Mapping[str, int], hints: Sequence[str] = ()) -> Iterator[str
 def _range(shares: list[float]) -> str:
     low = 100 * min(shares)
     high = 100 * max(shares)
-    return f"{low:.1f} %" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f} %"
+    mean = 100 * sum(shares) / len(shares)
+    return f"{low:.1f} %" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f} %, mean {mean:.1f} %"

@@ -39,6 +39,7 @@ from clustersim.app.plots.of_sweep import sweep_curves as sweep_curves
 from clustersim.app.plots.pipeline import pipeline_grid as pipeline_grid
 from clustersim.app.plots.shares import breakdown as breakdown
 from clustersim.app.plots.shares import breakdowns as breakdowns
+from clustersim.app.plots.shares import working_groups as working_groups
 from clustersim.app.plots.storyboard import storyboard as storyboard
 from clustersim.app.plots.studies import efficiency_losses as efficiency_losses
 from clustersim.app.plots.studies import network_speed as network_speed

@@ -14,14 +14,14 @@ from clustersim.app.plots.footprint import footprint, memory_over_time
 from clustersim.app.plots.heat import link_heat
 from clustersim.app.plots.machine import link_loads, loaded_topology
 from clustersim.app.plots.pipeline import pipeline_grid
-from clustersim.app.plots.shares import breakdown
+from clustersim.app.plots.shares import breakdown, working_groups
 from clustersim.app.plots.stages import stage_bars, stage_memory
 from clustersim.app.plots.timeline import gantt
 from clustersim.app.plots.waterfall import waterfall
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.saved_run import SavedRun
 from clustersim.explain.breakdown import breakdown as where_time_went
-from clustersim.explain.metrics import steady_window
+from clustersim.explain.metrics import steady_window, step_word
 from clustersim.explain.pieces import pieces, workers
 from clustersim.explain.pipeline import has_pipeline, windows
 from clustersim.explain.volume import by_dimension
@@ -75,7 +75,8 @@ def picture_file(kind: str, run: SavedRun, path: Path) -> None:
 
 def _breakdown(run: SavedRun, view: View) -> Figure:
     cut = pieces(run.timeline, *view.window) if view.window else None
-    return breakdown(where_time_went(run.timeline, cut), view.title, ax=view.ax)
+    table = where_time_went(run.timeline, cut)
+    return breakdown(table, view.title, working_groups(run.timeline, table), word=step_word(run.timeline), ax=view.ax)
 
 
 def _waterfall(run: SavedRun, view: View) -> Figure:

@@ -13,7 +13,7 @@ from clustersim.app.plots.shares import STATE_STYLE
 from clustersim.app.plots.style import palette
 from clustersim.app.report.hover import gantt_pair, legend
 from clustersim.app.report.pages import PageChart, PagePart, both, rendered
-from clustersim.core.arrays import Columns, Ints
+from clustersim.core.arrays import Columns, Floats, Ints
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import shown_in
 from clustersim.core.memory_parts import part_label
@@ -26,7 +26,8 @@ from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.critical_path import CriticalPath
 from clustersim.explain.explain import KNOWN, explain, reach, weighed_again
 from clustersim.explain.hotspots import hotspots
-from clustersim.explain.pieces import workers
+from clustersim.explain.metrics import a_step, has_steps, step_word
+from clustersim.explain.pieces import servers, workers
 from clustersim.explain.pipeline import has_pipeline
 from clustersim.explain.waterfall import Waterfall
 from clustersim.explain.waterfall import table as percent
@@ -40,6 +41,16 @@ if TYPE_CHECKING:
 
 PATH_ROWS = 12
 """Longest pieces of the critical path that are listed."""
+WINDOW = "first span to last"
+"""What the length of a trace without steps is called, here and by ``clustersim trace``."""
+STATS = {
+    "waiting_for_launch_share": "waiting for launches",
+    "clock_offset_s": "clocks of ranks differ by up to",
+    "ranks_measured": "ranks measured",
+}
+"""What numbers of a trace are called, as ``clustersim trace`` has them; others have names that people read."""
+SHOWN = 5e-4
+"""Shares below this print as 0.0 %."""
 
 
 def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = None) -> str:
@@ -61,8 +72,10 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         headline=headline(title),
         found=explanation,
         facts=facts,
-        figures=list(_figures(facts, table)),
-        breakdown=_breakdown(table, workers(timeline)),
+        figures=list(_figures(timeline, facts, table)),
+        word=step_word(timeline),
+        per=a_step(timeline),
+        breakdown=_breakdown(timeline, table),
         waterfall=_waterfall(explanation.waterfall),
         drawn=_drawn(timeline),
         split=_split(run),
@@ -71,7 +84,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         stalls=_stalls(explanation.stalls),
         hotspots=_hotspots(run, (table.begin, table.end)),
         **_path(timeline, explanation.critical_path),
-        reach=_reach(explanation.critical_path, table.step_time_s),
+        reach=_reach(timeline, explanation.critical_path, table.step_time_s),
         otherwise=reruns.ran,
         memory=_memory(run),
         inputs=list(inputs.items()),
@@ -80,26 +93,30 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     )
 
 
-def _figures(facts: RunFacts, table: Breakdown) -> Iterator[tuple[str, str]]:
+def _figures(timeline: Timeline, facts: RunFacts, table: Breakdown) -> Iterator[tuple[str, str]]:
     """The figures that say most, (name, value); of a step's states, their shares of it."""
+    mean = table.over(workers(timeline))
     figures = {**facts.figures, "step_time_s": table.step_time_s}
     for figure in shown_in("report"):
         if figure.key == "bytes_sent_per_gpu":
-            yield from _states(table)
+            yield from _states(table, mean)
         if figure.key in figures:
-            yield figure.label, figure.text(figures[figure.key])
+            whole = figure.key == "step_time_s" and not has_steps(timeline)
+            yield WINDOW if whole else figure.label, figure.text(figures[figure.key])
 
 
-def _states(table: Breakdown) -> Iterator[tuple[str, str]]:
+def _states(table: Breakdown, mean: Floats) -> Iterator[tuple[str, str]]:
     for state in ("exposed transfer", "waiting for a peer", "bubble"):
-        share = float(table.mean[table.states.index(state)])
+        share = float(mean[table.states.index(state)])
         if share or state == "exposed transfer":
             yield state, f"{share:.1%}"
 
 
-def _breakdown(table: Breakdown, ranks: Ints) -> PagePart:
+def _breakdown(timeline: Timeline, table: Breakdown) -> PagePart:
+    """Means over the ranks that train; servers have a sentence of their own."""
+    ranks = workers(timeline)
     rows = []
-    for state, seconds, mean in zip(table.states, table.seconds.T, table.mean.tolist(), strict=True):
+    for state, seconds, mean in zip(table.states, table.seconds[ranks].T, table.over(ranks).tolist(), strict=True):
         if seconds.max(initial=0.0) > 0:
             low = float(seconds.min())
             high = float(seconds.max())
@@ -107,7 +124,19 @@ def _breakdown(table: Breakdown, ranks: Ints) -> PagePart:
             rows.append((STATE_STYLE[state].colour, state, f"{mean:.1%}", format_time(float(seconds.mean())), spread))
     hidden = table.hidden_over(ranks)
     share = f"{hidden / (table.step_time_s or 1.0):.1%}"
-    return PagePart(rows, both(lambda: plots.breakdown(table), "shares"), [format_time(hidden), share])
+    groups = plots.working_groups(timeline, table)
+    svgs = both(lambda: plots.breakdown(table, groups=groups, word=step_word(timeline)), "shares")
+    return PagePart(rows, svgs, [format_time(hidden), share, _servers(table, servers(timeline))])
+
+
+def _servers(table: Breakdown, ranks: Ints) -> str:
+    """What servers do with a step, who are in no mean; empty where nobody serves."""
+    if not len(ranks):
+        return ""
+    who = f"the server, rank {ranks[0]}," if len(ranks) == 1 else f"the {len(ranks):,} servers"
+    shares = zip(table.states, table.over(ranks).tolist(), strict=True)
+    parts = ", ".join(f"{state} {share:.1%}" for state, share in shares if share >= SHOWN)
+    return f"Not in these means, {who} of a step: {parts}."
 
 
 def _waterfall(rows: Sequence[Waterfall]) -> PagePart | None:
@@ -151,7 +180,7 @@ def _drawn(timeline: Timeline) -> str:
 def _gantts(run: SavedRun) -> list[PageChart]:
     timeline = run.timeline
     begin, end = plots.last_step(timeline)
-    windows = [("The last step", begin, end)]
+    windows = [("The last step" if has_steps(timeline) else "The window of the trace", begin, end)]
     if begin > 0.01 * end:
         windows.append(("The whole run", 0.0, timeline.makespan))
     return [PageChart(name, gantt_pair(timeline, a, b, f"Gantt chart: {name.lower()}")) for name, a, b in windows]
@@ -183,11 +212,11 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> PagePart | None:
     return PagePart(rows, svgs)
 
 
-def _reach(path: CriticalPath, step: float) -> str:
+def _reach(timeline: Timeline, path: CriticalPath, step: float) -> str:
     """A sentence where the path is a part of a step; else empty: it is all of it."""
     if sum(path.by_kind.values()) >= KNOWN * step:
         return ""
-    reach_text = f"Here it is {reach(path, step)}, of a step of {format_time(step)}"
+    reach_text = f"Here it is {reach(path, step, a_step(timeline))}, of a {step_word(timeline)} of {format_time(step)}"
     return f"{reach_text}: a trace does not say what all work waits for."
 
 
@@ -198,7 +227,7 @@ def _path(timeline: Timeline, critical: CriticalPath) -> dict[str, list[tuple[st
     def shares(parts: Mapping[str, float]) -> list[tuple[str, ...]]:
         return [(k, format_time(v), f"{v / step_length:.1%}") for k, v in list(parts.items())[:PATH_ROWS] if v > 0]
 
-    names = {-1: "idle"} | {i: op.name for i, op in enumerate(timeline.ops)}
+    names = {-1: "nothing queued"} | {i: op.name for i, op in enumerate(timeline.ops)}
     longest = sorted(critical.pieces, key=lambda piece: piece.begin - piece.end)[:PATH_ROWS]
     pieces: list[tuple[str, ...]] = [
         (names[path_piece.op], path_piece.kind, f"{path_piece.rank}", format_time(path_piece.end - path_piece.begin))
@@ -225,5 +254,12 @@ def _run(run: SavedRun) -> list[tuple[str, str]]:
     rows = [("source", timeline.source), ("ranks", f"{timeline.world_size:,}"), ("spans", f"{spans:,}")]
     if run.topology is not None:
         rows.append(("machine", f"{run.topology.name}: {run.topology.n_nodes} node(s), {run.topology.n_links:,} links"))
-    rows += [(name, f"{count:,.0f}") for name, count in timeline.stats.items()]
+    rows += [(STATS.get(name, name), _stat(name, value)) for name, value in timeline.stats.items()]
     return [*rows, ("clustersim", version("clustersim"))]
+
+
+def _stat(name: str, value: float) -> str:
+    """A number of the run's as people read it, by the end of its name."""
+    if name.endswith("_share"):
+        return f"{value:.1%}"
+    return format_time(value) if name.endswith("_s") else f"{value:,.0f}"

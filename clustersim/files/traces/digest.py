@@ -12,15 +12,15 @@ import numpy as np
 from clustersim.collectives.base import bus_factor
 from clustersim.core.program import COMM_STREAM
 from clustersim.core.timeline import Timeline
+from clustersim.explain.last_rank import last_to_most
 from clustersim.explain.occupancy import occupancy, whole_window
-from clustersim.files.traces.joining import SAME_CLOCK
 from clustersim.files.traces.samples import Sample, Samples
 
 LAUNCH_BOUND = 0.25
 """Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
 
 
-SHARES = ("compute_s", "communication_s", "peer_wait_s", "exposed_transfer_s")
+SHARES = ("compute_s", "communication_s", "peer_wait_s", "exposed_transfer_s", "exposed_communication_s")
 """The states of :mod:`clustersim.explain.occupancy` that are told: computing, transferring, waiting for a peer, and of
 the transfers what no kernel hides."""
 
@@ -43,7 +43,11 @@ class RepeatedCollective(msgspec.Struct, frozen=True):
 
 
 class RunDigest(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
-    """What a measured Timeline says: seconds, and shares of 1 for each rank that was measured."""
+    """What a measured Timeline says: seconds, and shares of the window for each rank that was measured.
+
+    ``peer_wait_share`` : collectives wait, beside a kernel or not; ``waiting_for_peer_share`` : beside none, as in
+    :mod:`clustersim.explain.breakdown`.
+    """
 
     source: str
     world_size: int
@@ -51,9 +55,10 @@ class RunDigest(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
     steps: list[int]
     window_s: float
     compute_share: list[float]
-    transfer_share: list[float]
+    communication_share: list[float]
     exposed_transfer_share: list[float]
-    waiting_for_peers_share: list[float]
+    peer_wait_share: list[float]
+    waiting_for_peer_share: list[float]
     waiting_for_launch_share: float | None
     clock_offset_s: float
     collectives: list[RepeatedCollective]
@@ -109,7 +114,7 @@ def of_run(run: Timeline) -> RunDigest:
     measured = np.unique(run.spans()["rank"])
     window = whole_window(run)
     occupied = occupancy(run, measured)
-    compute, comm, waits, exposed = (
+    compute, comm, waits, exposed, beside_nothing = (
         (occupied[state] / window if window else occupied[state]).tolist() for state in SHARES
     )
     return RunDigest(
@@ -119,9 +124,10 @@ def of_run(run: Timeline) -> RunDigest:
         steps=sorted({op.step for op in run.ops}),
         window_s=window,
         compute_share=compute,
-        transfer_share=comm,
+        communication_share=comm,
         exposed_transfer_share=exposed,
-        waiting_for_peers_share=waits,
+        peer_wait_share=waits,
+        waiting_for_peer_share=[both - moving for both, moving in zip(beside_nothing, exposed, strict=True)],
         waiting_for_launch_share=run.stats.get("waiting_for_launch_share"),
         clock_offset_s=run.stats.get("clock_offset_s", 0.0),
         collectives=_collectives(run),
@@ -176,13 +182,5 @@ def _hints(run: Timeline, compute: list[float], waits: list[float], measured: in
 
 def _last(run: Timeline) -> str:
     """Whom most collectives wait for, where one rank is the last to most of them; else nothing."""
-    spans = run.spans()
-    met = np.array([op.detail.get("skew_s", 0.0) > SAME_CLOCK for op in run.ops])[spans["op"]]
-    order = np.lexsort((spans["ready"], spans["op"]))
-    order = order[met[order]]
-    ops = spans["op"][order]
-    last = spans["rank"][order][np.append(ops[1:] != ops[:-1], True)] if len(order) else order
-    ranks, times = np.unique(last, return_counts=True)
-    if not len(ranks) or 2 * times.max() <= len(last):
-        return ""
-    return f"; rank {ranks[times.argmax()]} is the last to {times.max()} of {len(last)} that waited"
+    last = last_to_most(run)
+    return "" if last is None else f"; {last}"

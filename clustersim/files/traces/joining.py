@@ -21,11 +21,10 @@ from clustersim.core.label import Label
 from clustersim.core.limits import MOST_RANKS, counted
 from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
+from clustersim.explain.last_rank import SAME_CLOCK
+from clustersim.explain.occupancy import whole_window
 from clustersim.files.traces.messages import Key, messages
 from clustersim.files.traces.profiled import BACKEND, PHASES, ProfiledWork, RankCollective, RankTrace
-
-SAME_CLOCK = 50e-6
-"""Ends of one collective lie this close [s] on ranks that share a clock; what is beyond is a clock's offset."""
 
 HOST_BOUND = 20e-6
 """A kernel that starts this soon [s] after its launch call was waited for: the queue was empty."""
@@ -65,14 +64,16 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     largest = max(abs(o) for o in offsets.values())
     if largest > 0:
         stats["clock_offset_s"] = largest
-    idle = [share for t in traces if (share := _launch_share(t)) is not None]
-    if idle:
-        stats["waiting_for_launch_share"] = float(np.mean(idle))
+    idle = [late for t in traces if (late := _late_launches(t)) is not None]
     hosts = list(dict.fromkeys(t.host for t in traces))
     node = np.zeros(world, dtype=np.int64)
     for t in traces:
         node[t.rank] = hosts.index(t.host)
-    return build.timeline(source, stats, node)
+    run = build.timeline(source, stats, node)
+    window = whole_window(run)
+    if idle and window:
+        run.stats["waiting_for_launch_share"] = float(np.mean(idle)) / window
+    return run
 
 
 def _world(traces: Sequence[RankTrace]) -> int:
@@ -253,8 +254,9 @@ def _add_collectives(
             build.row(number, rank, ready, max(ready, end - transfer) if complete else ready, end)
 
 
-def _launch_share(trace: RankTrace) -> float | None:
-    """Of the time between first and last kernel, the share the usual stream idled for a launch call that came late."""
+def _late_launches(trace: RankTrace) -> float | None:
+    """Seconds between the first and the last kernel in which the usual stream idled for a launch call that came late;
+    None where nobody knows."""
     usual = _usual_stream(trace)
     spans = sorted((w.start, w.end, w.call) for w in trace.work if w.stream == usual and w.call == w.call)
     if len(spans) < 2 or spans[-1][1] <= spans[0][0]:
@@ -265,7 +267,7 @@ def _launch_share(trace: RankTrace) -> float | None:
         if start > free and start - launch < HOST_BOUND:
             late += start - free
         free = max(free, end)
-    return late / (spans[-1][1] - spans[0][0])
+    return late
 
 
 LATE = 50e-6

@@ -203,7 +203,7 @@ def evened(program: Program) -> Program:
 
 FREE = "the machine is not known, so communication is free: it takes no time beyond waiting for others"
 TOTALS = {
-    "step_s": "first span to last",
+    "window_s": "first span to last",
     "compute_s": "compute",
     "communication_s": "transferring",
     "exposed_communication_s": "exposed transfer and waiting for a peer",
@@ -257,8 +257,8 @@ def _idle(measured: Timeline, simulated: Timeline, steps: Sequence[int]) -> tupl
 def totals_of(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:
     """Of :data:`TOTALS`, each in seconds, means over these ranks."""
     busy = occupancy(run, np.array(ranks, dtype=np.int64))
-    means = {name: float(busy[name].mean()) for name in TOTALS if name != "step_s"}
-    return {"step_s": whole_window(run), **means}
+    means = {name: float(busy[name].mean()) for name in TOTALS if name != "window_s"}
+    return {"window_s": whole_window(run), **means}
 
 
 def _compared(writer: ReplayWriter, played: Timeline) -> list[Collectives]:

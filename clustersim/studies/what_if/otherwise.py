@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_states import DOES_NOT_FIT
 from clustersim.core.memory_use import Verdict
@@ -18,6 +16,7 @@ from clustersim.explain.advice import NO_ROOM, roomy
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.explain import Explanation
+from clustersim.explain.pieces import PieceState, workers
 from clustersim.explain.whatif import PER_SAMPLE
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.run.held import held
@@ -183,7 +182,7 @@ def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list
     did: list[str] = []
     lines: list[str] = []
     took = now.step_time_s
-    exposed = float(np.mean(now.exposed_fraction))
+    exposed = float(now.over(workers(timeline))[PieceState.EXPOSED])
     tried: set[frozenset[str]] = set()
     for key in scenario.changes:
         gone, without_key, step = _without(scenario, key, took)
