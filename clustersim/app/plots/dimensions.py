@@ -68,8 +68,8 @@ def traffic(table: Columns, title: str | None = None) -> Figure:
     handles, labels = rows[0].get_legend_handles_labels()
     look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
     ncols = columns_of(figure, 7)
-    entries_shown = in_rows(handles, ncols), in_rows(labels, ncols)
-    figure.legend(*entries_shown, loc="outside lower center", ncols=ncols, **look)
+    handles = in_rows(handles, ncols)
+    figure.legend(handles, in_rows(labels, ncols), loc="outside lower center", ncols=ncols, **look)
     caption = "; ".join(
         f"{label}: " + ", ".join(f"{n} {format_bytes(float(v))}" for n, v in zip(names, table[column], strict=True))
         for label, column in bars.items()

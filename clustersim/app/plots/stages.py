@@ -194,8 +194,8 @@ def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
         labels.append(limit)
     look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
     ncols = columns_of(figure, 6)
-    entries_shown = in_rows(handles, ncols), in_rows(labels, ncols)
-    figure.legend(*entries_shown, loc="outside lower center", ncols=ncols, **look)
+    handles = in_rows(handles, ncols)
+    figure.legend(handles, in_rows(labels, ncols), loc="outside lower center", ncols=ncols, **look)
 
 
 def _shown(peaks: Sequence[float]) -> list[int]:

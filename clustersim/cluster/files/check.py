@@ -191,7 +191,7 @@ def _isolated(topology: Topology) -> Iterator[str]:
 
 
 def _odd_nics(topology: Topology) -> Iterator[str]:
-    """A few NICs of a node that are slower or faster than most of them; those of one position on every node together."""
+    """A few NICs of a node slower or faster than most of them; those of one position on every node together."""
     odd_of: dict[int, tuple[Ints, str]] = {}
     net = _ports(topology)
     nics = topology.link_src[net]

@@ -203,8 +203,8 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
             return ()
         text = "zero: copies to and from the host are streams of their own, at one rate whoever copies"
         starting = (
-            "zero: while it starts, every rank of a node has all parameters on the host twice, in their own type, before "
-            "they are shared out: host memory is that of the steps after it"
+            "zero: while it starts, every rank of a node has all parameters on the host twice, in their own type, "
+            "before they are shared out: host memory is that of the steps after it"
         )
         return (text, starting) if self.zero_optimization.stage < 3 else (text,)
 
