@@ -7,6 +7,7 @@ import pytest
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch.files import document
+from clustersim.scenario.run.parts import model_of
 
 MACHINE = {"topology": "dgx-h100", "nodes": 1}
 SIZED = """
@@ -83,3 +84,21 @@ def test_what_is_not_played_or_said_is_refused(text, words):
 def test_a_model_whose_blocks_run_beside_each_other_wants_its_config():
     with pytest.raises(ScenarioError, match=r"runs attention and MLP beside each other.*config\.json"):
         read(("a.yaml", SIZED.replace("parallel_residual: false, ", "")))
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_the_head_is_a_matrix_of_its_own_unless_pretraining_is_told_otherwise(told):
+    text = "litgpt pretrain meta-llama/Llama-3.2-1B --train.max_seq_length 1024 --devices 8"
+    script = text + " --train.tie_embeddings true" * told
+    own_head = 128256 * 2048
+    made = read(("run.sh", script)).scenario
+    parameters = model_of(made).parameters
+    tied_parameters = 1_235_814_400
+    assert parameters == tied_parameters + own_head * (not told)
+
+
+def test_quantized_weights_are_trained_with_the_paged_optimizer():
+    text = "litgpt finetune_lora meta-llama/Llama-3.2-1B --train.max_seq_length 1024 --quantize bnb.nf4"
+    assert read(("run.sh", text)).tables["run"]["optimizer"] == "paged_adamw"
+    with pytest.raises(ScenarioError, match="'SGD' is not run beside quantize"):
+        read(("run.sh", f"{text} --optimizer SGD"))

@@ -42,6 +42,7 @@ MODULES = {
 RANK = 8
 DROPOUT = 0.05
 QUANTIZED: Key = ("config", "quantize")
+PAGED = "bitsandbytes.optim.PagedAdamW"
 FOUR_BITS = {"bnb.nf4": False, "bnb.nf4-dq": True}
 """What keeps the trained model's weights in 4 bits -> whether its scales have scales."""
 OWN = {
@@ -77,6 +78,7 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
         options["config", "model_name"] = _model_of(checkpoint)
     _sizes(options, where)
     _ranks(options, command, where)
+    _paged(options)
     own: dict[str, Any] = {"tied": _tied(options)}
     if command == PRETRAIN:
         own |= {"sharding": "HYBRID_SHARD", "compiled": True, "fused": True}
@@ -135,12 +137,28 @@ def _sizes(options: dict[Key, OptionValue], where: str) -> None:
     options.setdefault(("config", f"{prefix}attn_bias"), bias)
 
 
-def _tied(options: dict[Key, OptionValue]) -> bool | None:
-    """Whether the head is the embedding, as pretraining can have it; None leaves it to the model."""
+def _tied(options: dict[Key, OptionValue]) -> bool:
+    """Whether the head is the embedding: every model has a head of its own, and only pretraining ties the two, when it
+    is told to."""
     tied = options.get(("config", "train.tie_embeddings"))
-    if tied is None:
-        return False if any(name.startswith("model_config.") for _, name in options) else None
-    return flag(tied)
+    return tied is not None and bool(flag(tied))
+
+
+def _paged(options: dict[Key, OptionValue]) -> None:
+    """Beside quantized weights AdamW is bitsandbytes' paged one (``utils.instantiate_bnb_optimizer``).
+
+    Raises :class:`ScenarioError` for another optimizer there, as LitGPT does.
+    """
+    quantized = options.get(QUANTIZED)
+    if quantized is None or not str(quantized.value).startswith("bnb."):
+        return
+    for name in ("optimizer", "optimizer.class_path"):
+        option = options.pop(("config", name), None)
+        if option is not None and "AdamW" not in str(option.value):
+            raise ScenarioError(
+                f"{option.where}: {option.name} {shown(option.value)} is not run beside quantize, but AdamW is"
+            )
+    options["config", "optimizer"] = OptionValue(quantized.name, PAGED, quantized.where)
 
 
 def _ranks(options: dict[Key, OptionValue], command: str, where: str) -> None:
