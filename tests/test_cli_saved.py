@@ -114,6 +114,6 @@ def test_a_report_is_also_of_a_scenario_or_of_traces(clustersim, tmp_path):
     assert "run.steps=4" in page.read_text()
     files = sorted((Path(__file__).parent / "data" / "traces" / "gloo_2_ranks").iterdir())
     assert clustersim("report", *files, "-o", tmp_path / "trace.html").returncode == 0
-    assert "71.29 ms a step; " in (tmp_path / "trace.html").read_text()
+    assert "71.29 ms from first span to last; " in (tmp_path / "trace.html").read_text()
     refused = clustersim("report", *files, "--set", "run.steps=4", "-o", tmp_path / "no.html")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)

@@ -310,7 +310,7 @@ def test_a_switch_far_slower_than_what_is_below_it_and_an_odd_nic_look_wrong(tmp
     odd = tmp_path / "odd"
     odd.mkdir()
     _, report, _ = made_of(dgx_h100().replace('speed="400000"', 'speed="200000"', 1), odd)
-    assert any("node0/nic0: 25 GB/s beside 7 NICs of 50 GB/s" in warning for warning in report.warnings)
+    assert any("nic0 on every node: 25 GB/s beside 7 NICs of 50 GB/s" in warning for warning in report.warnings)
 
 
 @pytest.mark.parametrize(
