@@ -131,3 +131,11 @@ def test_servers_are_in_no_mean_on_the_page_of_a_parameter_server():
         assert row[2] == format_time(figures[key])
         assert float(row[1]) == pytest.approx(100 * figures[key] / figures["step_time_s"], abs=0.06)
     assert "Not in these means, the server, rank 8, of a step: " in text
+
+
+def test_a_warm_up_that_only_some_commands_leave_out_is_told():
+    path = SHARED / "dlrm_v100_kineto"
+    if not path.exists():
+        pytest.skip("the trace is not in ../shared")
+    assert "explain and report leave out its warm-up, step(s) 1009" in call("trace", path)
+    assert "warm-up" not in call("trace", TRACES["no steps"])

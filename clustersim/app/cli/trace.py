@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from clustersim.app.cli.common import PATH, format_option, json_option, print_json, working
-from clustersim.core.errors import ClusterSimError
+from clustersim.core.errors import ClusterSimError, few
 from clustersim.core.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -190,6 +190,11 @@ def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[
         count = len(trace_steps.steady_steps)
         whose = f"mean of {count}" if count > 1 else "of one step, from its first span to its last"
         yield f"  {'step time':24s} {format_time(trace_steps.step_time_s)}, {whose}"
+    steady_steps = trace_steps.steady_steps
+    warm_up = [step for step in digest.steps if steady_steps and step < steady_steps[0]]
+    if warm_up:
+        left = few(warm_up, 3)
+        yield f"  shares are of the whole trace; explain and report leave out its warm-up, step(s) {left}"
     yield f"  {'compute stream busy':24s} {_range(digest.compute_share)}"
     yield f"  {'transferring':24s} {_range(digest.communication_share)}"
     yield f"  {'of that, exposed':24s} {_range(digest.exposed_transfer_share)}"
