@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from player import link_use, play, toy_cost, toy_model
 
+from clustersim import load
 from clustersim.core.errors import ProgramError
 from clustersim.core.mesh import Mesh
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike
@@ -185,3 +186,13 @@ def test_no_state_of_a_rank_exceeds_its_step(jitter):
 @pytest.mark.parametrize(("seconds", "warm"), [([], 0), ([1.0], 0), ([3.0, 1.0, 1.0], 1), ([1.0, 1.0, 3.0], 0)])
 def test_leading_long_steps_of_a_measured_run_are_its_warm_up(seconds, warm):
     assert warm_up(seconds) == warm
+
+
+def test_a_busy_links_bytes_are_a_steps_whatever_steps_were_played():
+    """A link at 19.5 % of 25 GB/s was told to carry two steps' bytes beside a table of one step's."""
+    for steps in (2, 4):
+        result = load("ddp_gpt2_xl_2x8_a100", {"run.steps": steps, "run.jitter": 0.0}).run()
+        use = result.timeline.links
+        name, utilisation, nbytes = result.summary["hottest_links"][0]
+        bandwidth = use.link_bandwidth[use.link_names.index(name)]
+        assert nbytes == pytest.approx(utilisation * bandwidth * result.summary["step_time_s"])

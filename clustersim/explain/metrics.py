@@ -58,8 +58,8 @@ def summary(
       ``idle``.
     * ``bytes_sent_per_gpu``: payload each GPU sends per step, as the algorithms played need it; by op and by kind of
       link: :func:`clustersim.explain.volume.volume`.
-    * ``hottest_links``: ``(name, utilisation, bytes)`` of ten, in the steady window; bytes are link capacity used,
-      protocol overhead included, and utilisation is their share of the line rate.
+    * ``hottest_links``: ``(name, utilisation, bytes)`` of ten, in the steady window; bytes are link capacity used in a
+      step, protocol overhead included, and utilisation is their share of the line rate.
     * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s,
       exposed_transfer_s, waiting_for_peer_s``.
     """
@@ -68,6 +68,7 @@ def summary(
     per_rank, phases = _of_ranks(timeline, window, world)
     a_step = window.step_time if together else float(1.0 / own_paces(timeline, window.steps)[:world].mean())
     nbytes_of = MemberBytes(world)
+    busiest = hottest_links(timeline.links, window.begin, window.end, 10)
     executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (n * a_step)
     peak_flops, peak_text = peak or (None, "")
     return {
@@ -79,7 +80,7 @@ def summary(
         "peak": peak_text,
         **_means(per_rank, phases, window.step_time),
         "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: nbytes_of(op)[0]) / n,
-        "hottest_links": hottest_links(timeline.links, window.begin, window.end, 10),
+        "hottest_links": [(name, utilisation, nbytes / n) for name, utilisation, nbytes in busiest],
         "per_rank": per_rank,
     }
 

@@ -208,7 +208,7 @@ def _calls(count: float) -> str:
 
 
 def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> None:
-    """``links`` : (name, utilisation, bytes), busiest first."""
+    """``links`` : (name, utilisation, bytes a step), busiest first."""
     from rich.markup import escape
 
     from clustersim.core.figures import value_text
@@ -219,7 +219,9 @@ def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> No
         like.setdefault((ends, value_text(used, "percent")), []).append((name, moved))
     for (_, share), alike in list(like.items())[:3]:
         (name, moved), alike_text = alike[0], " and others like it" if len(alike) > 1 else ""
-        console.print(f"busy link: {escape(name)}{alike_text}, {share} of its line rate ({value_text(moved, 'bytes')})")
+        console.print(
+            f"busy link: {escape(name)}{alike_text}, {share} of its line rate ({value_text(moved, 'bytes')} a step)"
+        )
 
 
 def _print_where(console: Terminal, rows: Sequence[StageSeconds]) -> None:
