@@ -102,3 +102,9 @@ def test_quantized_weights_are_trained_with_the_paged_optimizer():
     assert read(("run.sh", text)).tables["run"]["optimizer"] == "paged_adamw"
     with pytest.raises(ScenarioError, match="'SGD' is not run beside quantize"):
         read(("run.sh", f"{text} --optimizer SGD"))
+
+
+@pytest.mark.parametrize("line", ["litgpt", "litgpt | tee log", "litgpt --help"])
+def test_a_command_without_a_word_is_refused_in_one_line(line):
+    with pytest.raises(ScenarioError, match="litgpt"):
+        read(("run.sh", f"{line}\n"))

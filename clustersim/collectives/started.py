@@ -90,15 +90,15 @@ def _sentences(
         yield f"played as the log of the calibration was started: {', '.join(own)}"
     else:
         yield f"played: {played.launch}, {_nccl(played.version)}"
-    if log.others and not launch:
-        yield f"other rows of the log were started as {', '.join(log.others)} (--launch)"
+    if log.other_modes and not launch:
+        yield f"other rows of the log were started as {', '.join(log.other_modes)} (--launch)"
     if not log.launch and not launch:
         yield f"the log does not say how it was started: {played.launch} is assumed, as the fit did (--launch)"
     if log.version is None and version is None:
         yield f"the log does not say its NCCL: {_nccl(played.version)} is assumed, as the fit did (--nccl-version)"
-    others = dict.fromkeys(span.launch for span in spans if span.launch)
-    if launch and others and launch not in others:
-        yield f"the constants are of a log of another launch, {', '.join(others)}"
+    log_modes = dict.fromkeys(span.launch for span in spans if span.launch)
+    if launch and log_modes and launch not in log_modes:
+        yield f"the constants are of a log of another launch, {', '.join(log_modes)}"
     if version and log.version and version != log.version:
         yield f"the constants are of a log of {_nccl(log.version)}"
 

@@ -82,9 +82,9 @@ def outside(
     least = min(span.nodes for span in near)
     if nodes < least:
         return f"{kind} over {nodes} nodes was not in the log, which has {least} at least"
-    each = max(span.ranks / span.nodes for span in near)
-    if ranks is not None and ranks / nodes > each:
-        return f"{kind} by {ranks / nodes:g} ranks a node was not in the log, which has {each:g} at most"
+    most_a_node = max(span.ranks / span.nodes for span in near)
+    if ranks is not None and ranks / nodes > most_a_node:
+        return f"{kind} by {ranks / nodes:g} ranks a node was not in the log, which has {most_a_node:g} at most"
     launches = {span.launch for span in near if span.holds(nbytes)}
     if launches:
         is_alike = not launch or launches & {"", launch}
@@ -92,21 +92,21 @@ def outside(
     below = max((span.largest for span in near if span.largest < nbytes), default=0.0)
     above = min((span.smallest for span in near if span.smallest > nbytes), default=0.0)
     if not below:
-        where = f"below {format_bytes(above)}"
+        interval = f"below {format_bytes(above)}"
     elif not above:
-        where = f"above {format_bytes(below)}"
+        interval = f"above {format_bytes(below)}"
     else:
-        where = f"between {format_bytes(below)} and {format_bytes(above)}"
-    return f"sizes {where} were not in the log ({kind})"
+        interval = f"between {format_bytes(below)} and {format_bytes(above)}"
+    return f"sizes {interval} were not in the log ({kind})"
 
 
 class LogLaunch(msgspec.Struct, frozen=True):
-    """How a log's job was started: ``launch`` and ``version`` of NCCL as of :class:`MeasuredSpan`; ``others`` : modes
-    that fewer of its rows have."""
+    """How a log's job was started: ``launch`` and ``version`` of NCCL as of :class:`MeasuredSpan`; ``other_modes`` :
+    launches that fewer of its rows have."""
 
     launch: str
     version: tuple[int, int] | None
-    others: tuple[str, ...] = ()
+    other_modes: tuple[str, ...] = ()
 
 
 def usual_launch_of(spans: Sequence[MeasuredSpan], kind: str, nodes: int, launch: str = "") -> LogLaunch | None:
@@ -126,8 +126,8 @@ def usual_launch_of(spans: Sequence[MeasuredSpan], kind: str, nodes: int, launch
             for span in chosen:
                 counts[span.launch, span.version] += span.rows
             (mode, version), _ = max(counts.items(), key=lambda item: item[1])
-            others = dict.fromkeys(span.launch for span in chosen if span.launch not in ("", mode))
-            return LogLaunch(mode, version, tuple(others))
+            other_modes = dict.fromkeys(span.launch for span in chosen if span.launch not in ("", mode))
+            return LogLaunch(mode, version, tuple(other_modes))
     return None
 
 
@@ -136,8 +136,8 @@ def span_words(spans: Sequence[MeasuredSpan]) -> Iterator[str]:
     for span in spans:
         sizes = f"{format_bytes(span.smallest)} to {format_bytes(span.largest)}"
         how = ", ".join(word for word in (span.launch, _version_words(span.version)) if word)
-        told = f" ({how})" if how else ""
-        yield f"{span.kind} of {sizes} over {several(span.nodes, 'node')}, {span.ranks} ranks: {span.rows} rows{told}"
+        rows = f"{span.rows} rows ({how})" if how else f"{span.rows} rows"
+        yield f"{span.kind} of {sizes} over {several(span.nodes, 'node')}, {span.ranks} ranks: {rows}"
 
 
 def _version_words(version: tuple[int, int] | None) -> str:
@@ -158,9 +158,9 @@ def missing_words(spans: Sequence[MeasuredSpan]) -> Iterator[str]:
         yield ", ".join(missing)
     sizes: dict[str, list[str]] = {}
     for kind in kinds:
-        for where in _missing_sizes([span for span in spans if span.kind == kind]):
-            sizes.setdefault(where, []).append(kind)
-    yield from (f"sizes {where} ({', '.join(of_kinds)})" for where, of_kinds in sizes.items())
+        for interval in _missing_sizes([span for span in spans if span.kind == kind]):
+            sizes.setdefault(interval, []).append(kind)
+    yield from (f"sizes {interval} ({', '.join(of_kinds)})" for interval, of_kinds in sizes.items())
     yield from _missing_nodes({span.nodes for span in spans})
 
 

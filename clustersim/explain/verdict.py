@@ -68,13 +68,13 @@ def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
 
 def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> str:
     kinds = cause_kinds(causes)
-    where = step_word(causes.timeline)
+    period = step_word(causes.timeline)
     if step_losses:
         beside = next((kind for kind in kinds if kind.first.cause in BESIDE_LOSSES), None)
         if beside is not None and beside.share > max(SMALL, step_losses[0].share):
-            return f"{beside.share:.1%} of the {where} is lost because {_why(causes, beside)}"
+            return f"{beside.share:.1%} of the {period} is lost because {_why(causes, beside)}"
         if step_losses[0].share >= SMALL:
-            return f"{step_losses[0].share:.1%} of the {where} is lost because {step_losses[0].why}"
+            return f"{step_losses[0].share:.1%} of the {period} is lost because {step_losses[0].why}"
     if not kinds:
         who = "ranks" if causes.on_cpu else "GPUs"
         return f"{who} compute all the time, and {_mostly(causes)}"
@@ -82,7 +82,7 @@ def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str,
         why = _why(causes, kinds[0])
         return f"{_mostly(causes)}, and the largest wait is small, {kinds[0].share:.1%}: {why}"
     best, *others = weighed(causes, kinds, savings)
-    text = f"{best.kind.share:.1%} of the {where} is lost because {_why(causes, best.kind)}{_though(best)}"
+    text = f"{best.kind.share:.1%} of the {period} is lost because {_why(causes, best.kind)}{_though(best)}"
     passed = next((row for row in others if row.kind.share > best.kind.share), None)
     return text if passed is None else f"{text}; {_passed(causes, passed)}"
 

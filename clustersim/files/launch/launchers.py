@@ -52,9 +52,7 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
     launch = Launch()
     at = _launcher_words(list(words), launch)
     launch.arguments = list(words[at:])
-    if launch.program.startswith("litgpt ") and launch.arguments[:1] and not launch.arguments[0].startswith("-"):
-        name = "--model_name" if launch.program == "litgpt pretrain" else "--checkpoint_dir"
-        launch.arguments.insert(0, name)
+    _litgpt_model(launch)
     if directives:
         launch.tools.insert(0, ("sbatch", directed_options(list(directives))))
     _submitted(launch)
@@ -67,29 +65,41 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
     for tool, options in launch.tools:
         says = {"sbatch": _slurm, "srun": _slurm, "mpirun": _mpi, "torchrun": _torch, "deepspeed": _deepspeed}
         says |= {MASON: _mason}
-        found = dict(says.get(tool, _accelerate)(options))
-        for name, said in found.items():
+        sizes = dict(says.get(tool, _accelerate)(options))
+        for name, size in sizes.items():
             before = launch.machine.get(name)
-            if before is not None and before[1].isdecimal() and said[1].isdecimal() and before[1] != said[1]:
-                launch.notes.append(f"{said[0]} {said[1]} counts, not {before[0]} {before[1]} around it")
-            if before is None or said[1].isdecimal():
-                launch.machine[name] = said
+            if before is not None and before[1].isdecimal() and size[1].isdecimal() and before[1] != size[1]:
+                launch.notes.append(f"{size[0]} {size[1]} counts, not {before[0]} {before[1]} around it")
+            if before is None or size[1].isdecimal():
+                launch.machine[name] = size
     if launch.program.startswith(("llamafactory-cli", "swift ")):  # whose cli.py and cli/main.py start torchrun
         for name, variable in (("nodes", "NNODES"), ("gpus_per_node", "NPROC_PER_NODE")):
             said_by = variables.get(variable)
             if isinstance(said_by, str) and said_by.isdecimal():
                 launch.machine.setdefault(name, (variable, said_by))
     _whole(launch, variables)
-    ranks = variables.get("WORLD_SIZE")  # which torch reads where no launcher sets it
-    is_bare = not launch.tools and launch.program.endswith(".py")
-    is_counted = {"world", "gpus_per_node"} & launch.machine.keys()
-    if is_bare and not is_counted and isinstance(ranks, str) and ranks.isdecimal():
-        launch.machine["world"] = ("WORLD_SIZE", ranks)
+    _ranks_of_bare_script(launch, variables)
     if launch.program.startswith("llamafactory-cli train") and "NNODES" not in variables:
         launch.alone = "llamafactory-cli"
     if launch.program.startswith("swift ") and "NNODES" not in variables and "gpus_per_node" in launch.machine:
         launch.machine.setdefault("nodes", ("NNODES, which ms-swift has as", "1"))
     return launch
+
+
+def _litgpt_model(launch: Launch) -> None:
+    """The model that ``litgpt`` is given by its place, under the option it stands for."""
+    if launch.program.startswith("litgpt ") and launch.arguments[:1] and not launch.arguments[0].startswith("-"):
+        name = "--model_name" if launch.program == "litgpt pretrain" else "--checkpoint_dir"
+        launch.arguments.insert(0, name)
+
+
+def _ranks_of_bare_script(launch: Launch, variables: dict[str, Any]) -> None:
+    """``WORLD_SIZE`` counts where no launcher sets it: torch reads it itself."""
+    ranks = variables.get("WORLD_SIZE")
+    is_bare = not launch.tools and launch.program.endswith(".py")
+    is_counted = {"world", "gpus_per_node"} & launch.machine.keys()
+    if is_bare and not is_counted and isinstance(ranks, str) and ranks.isdecimal():
+        launch.machine["world"] = ("WORLD_SIZE", ranks)
 
 
 def _launcher_words(words: list[str], launch: Launch) -> int:
@@ -179,7 +189,7 @@ def _of_command(name: str, words: list[str], i: int, launch: Launch) -> int:
 
 def _of_litgpt(words: list[str], i: int, launch: Launch) -> int:
     """``litgpt pretrain NAME``, ``litgpt finetune_full FOLDER``; ``litgpt finetune full`` of releases before 0.5."""
-    if words[i] == "finetune" and words[i + 1 : i + 2] and words[i + 1] in {"full", "lora", "adapter", "adapter_v2"}:
+    if words[i : i + 1] == ["finetune"] and {*words[i + 1 : i + 2]} & {"full", "lora", "adapter", "adapter_v2"}:
         i += 1
     launch.program = f"litgpt {words[i]}" if i < len(words) else "litgpt"
     return i + 1
