@@ -15,7 +15,7 @@ import stat
 import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -249,7 +249,37 @@ def _plain_loader(source: str, error: Raised) -> Any:
             _twice([str(key.value) for key, _ in node.value], source, error)
             return node
 
+        def flatten_mapping(self, node: Any) -> None:
+            node.value = _merged(node, self.flatten_mapping)
+
     return Plain
+
+
+def _merged(node: Any, flatten: Callable[[Any], None]) -> list[tuple[Any, Any]]:
+    """Keys of a YAML mapping with those that ``<<`` brings: its own count, then those of the first mapping that has one
+    (yaml.org/type/merge). PyYAML 6.0.3 keeps to that, and 6.0.4 takes the last one's where keys are no single letters.
+
+    flatten : what does the same for a mapping that is brought.
+    """
+    import yaml
+
+    own_pairs = []
+    brought: dict[str, tuple[Any, Any]] = {}
+    for key, value in node.value:
+        if key.tag != "tag:yaml.org,2002:merge":
+            if key.tag == "tag:yaml.org,2002:value":  # "=" is a key like others
+                key.tag = "tag:yaml.org,2002:str"
+            own_pairs.append((key, value))
+            continue
+        for mapping in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            if not isinstance(mapping, yaml.MappingNode):
+                problem = f"<< brings a {mapping.id}, and not a mapping or a list of mappings"
+                raise yaml.constructor.ConstructorError(None, None, problem, mapping.start_mark)
+            flatten(mapping)
+            for pair in mapping.value:
+                brought.setdefault(str(pair[0].value), pair)
+    own_names = {str(key.value) for key, _ in own_pairs}
+    return [pair for name, pair in brought.items() if name not in own_names] + own_pairs
 
 
 T = TypeVar("T")

@@ -41,6 +41,8 @@ from clustersim.explain.replay import replayed
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 _PAIRS = frozenset({"send", "recv"})
+_GRADIENTS = frozenset({"DP", "point to point"})
+"""Dimensions whose transfers are put into buckets; a reduce_scatter of TP or EP is of activations."""
 _KERNELS = frozenset({"compute", "memory"})
 _SAID = ("latency", "nbytes", "ceiling", "lower_bound")
 """What a plan says of a transfer."""
@@ -199,13 +201,14 @@ class _KnobReplay:
         factor = self.factor
         if knob == "batch":
             return self._grown(first, op, loads), np.inf
-        if knob == "bucket size" and first.kind in _PAIRS:
+        in_buckets = knob == "bucket size" and dimension(first) in _GRADIENTS
+        if in_buckets and first.kind in _PAIRS:
             return 0.0, np.inf
         if op is None:
             return (1.0 / factor if knob in {*WIDER, "latency"} else 1.0), np.inf
         latency = float(op.detail["latency"])
         nbytes = float(op.detail.get("nbytes", op.nbytes))
-        if knob == "bucket size" and op.kind in _REDUCES:
+        if in_buckets and op.kind in _REDUCES:
             return 1.0, float(op.detail.get("lower_bound", 0.0))
         ceiling = float(op.detail.get("ceiling", np.inf))
         wide, narrow = self.rates.of(loads, knob)
@@ -303,7 +306,9 @@ def _early(run: RunGraph) -> list[tuple[int, ...]]:
     needs = []
     for i, op in enumerate(ops):
         start = first.get((op.role, op.step), i)
-        awaited = [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES else []
+        awaited = (
+            [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES and dimension(op) in _GRADIENTS else []
+        )
         freed = {n for n in run.needs[i] if n not in awaited} | ({start} if awaited and start < i else set())
         needs.append(tuple(sorted(freed)))
     return needs
