@@ -10,7 +10,7 @@ import msgspec
 from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group
 from clustersim.core.costs import generation
-from clustersim.core.measured_spans import LogLaunch, MeasuredSpan, usual_launch_of
+from clustersim.core.measured_spans import LogLaunch, MeasuredSpan, launches_of, usual_launch_of, version_words
 from clustersim.core.topology import Topology
 
 LaunchMode: TypeAlias = Literal["process_per_gpu", "single_process", "threads"]
@@ -73,8 +73,8 @@ def started_as_measured(
 
 def _unrecorded(start: StartedCollective) -> str:
     return (
-        f"played: {start.launch}, {_nccl(start.version)}; how the log was started that the constants are fitted to is "
-        "not recorded (--launch, --nccl-version)"
+        f"played: {start.launch}, {version_words(start.version)}; how the log was started that the constants are "
+        "fitted to is not recorded (--launch, --nccl-version)"
     )
 
 
@@ -85,23 +85,20 @@ def _sentences(
     launch: str,
     version: tuple[int, int] | None,
 ) -> Iterator[str]:
-    own = [word for word, told in ((played.launch, log.launch), (_nccl(played.version), log.version)) if told]
+    own = [word for word, told in ((played.launch, log.launch), (version_words(played.version), log.version)) if told]
     if not launch and not version and own:
         yield f"played as the log of the calibration was started: {', '.join(own)}"
     else:
-        yield f"played: {played.launch}, {_nccl(played.version)}"
+        yield f"played: {played.launch}, {version_words(played.version)}"
     if log.other_modes and not launch:
         yield f"other rows of the log were started as {', '.join(log.other_modes)} (--launch)"
     if not log.launch and not launch:
         yield f"the log does not say how it was started: {played.launch} is assumed, as the fit did (--launch)"
     if log.version is None and version is None:
-        yield f"the log does not say its NCCL: {_nccl(played.version)} is assumed, as the fit did (--nccl-version)"
-    log_modes = dict.fromkeys(span.launch for span in spans if span.launch)
+        assumed = version_words(played.version)
+        yield f"the log does not say its NCCL: {assumed} is assumed, as the fit did (--nccl-version)"
+    log_modes = launches_of(spans)
     if launch and log_modes and launch not in log_modes:
         yield f"the constants are of a log of another launch, {', '.join(log_modes)}"
     if version and log.version and version != log.version:
-        yield f"the constants are of a log of {_nccl(log.version)}"
-
-
-def _nccl(version: tuple[int, int]) -> str:
-    return f"NCCL {version[0]}.{version[1]}"
+        yield f"the constants are of a log of {version_words(log.version)}"

@@ -126,8 +126,7 @@ def usual_launch_of(spans: Sequence[MeasuredSpan], kind: str, nodes: int, launch
             for span in chosen:
                 counts[span.launch, span.version] += span.rows
             (mode, version), _ = max(counts.items(), key=lambda item: item[1])
-            other_modes = dict.fromkeys(span.launch for span in chosen if span.launch not in ("", mode))
-            return LogLaunch(mode, version, tuple(other_modes))
+            return LogLaunch(mode, version, tuple(other for other in launches_of(chosen) if other != mode))
     return None
 
 
@@ -135,13 +134,24 @@ def span_words(spans: Sequence[MeasuredSpan]) -> Iterator[str]:
     """A line for each collective and number of ranks: sizes and rows."""
     for span in spans:
         sizes = f"{format_bytes(span.smallest)} to {format_bytes(span.largest)}"
-        how = ", ".join(word for word in (span.launch, _version_words(span.version)) if word)
+        version = "" if span.version is None else version_words(span.version)
+        how = ", ".join(word for word in (span.launch, version) if word)
         rows = f"{span.rows} rows ({how})" if how else f"{span.rows} rows"
         yield f"{span.kind} of {sizes} over {several(span.nodes, 'node')}, {span.ranks} ranks: {rows}"
 
 
-def _version_words(version: tuple[int, int] | None) -> str:
-    return "" if version is None else f"NCCL {version[0]}.{version[1]}"
+def version_words(version: tuple[int, int]) -> str:
+    """NCCL's version.
+
+    >>> version_words((2, 28))
+    'NCCL 2.28'
+    """
+    return f"NCCL {version[0]}.{version[1]}"
+
+
+def launches_of(spans: Iterable[MeasuredSpan]) -> tuple[str, ...]:
+    """How the jobs were started, each once; empty where no row says it."""
+    return tuple(dict.fromkeys(span.launch for span in spans if span.launch))
 
 
 USUAL_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "sendrecv")

@@ -38,6 +38,11 @@ def has_room(facts: RunFacts, factor: float) -> bool:
     return needed_with(facts, factor) <= facts.memory.device_bytes
 
 
+def may_run_out(likelihood: float) -> str:
+    """What stands behind advice whose memory may run out."""
+    return f", but it may run out of memory (likelihood {likelihood:.0%})"
+
+
 def roomy(text: str, state: str, needed: float, device: float, likelihood: float = 0.0) -> str:
     """A what-if of memory with its verdict.
 
@@ -53,5 +58,5 @@ def roomy(text: str, state: str, needed: float, device: float, likelihood: float
         turned = text.partition(" would save ")[0]
         return f"{turned} {NO_ROOM} in memory: it needs at least {format_bytes(needed)} of {format_bytes(device)}"
     if state == MAY_RUN_OUT:
-        return f"{text}, but it may run out of memory (likelihood {likelihood:.0%})"
+        return text + may_run_out(likelihood)
     return text

@@ -13,11 +13,13 @@ from clustersim.explain.dimensions import dimension
 from clustersim.explain.pieces import Pieces
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter", "reduce", "send"})
+GRADIENTS = frozenset({"DP", "point to point"})
+"""Dimensions over which gradients go, and are put into buckets; a reduce_scatter of TP or EP is of activations."""
 
 
 def reduces(op: OpInfo) -> bool:
     """Whether an op carries gradients of data-parallel ranks, or a worker's to its server."""
-    return op.kind in _REDUCES and dimension(op) in {"DP", "point to point"}
+    return op.kind in _REDUCES and dimension(op) in GRADIENTS
 
 
 @dataclass(frozen=True)

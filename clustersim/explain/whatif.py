@@ -35,14 +35,12 @@ from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.graph import GraphNode, RunGraph, graph, queues
 from clustersim.explain.knobs import KNOB_NAMED, KNOBS, WIDER
-from clustersim.explain.late_start import reduces
+from clustersim.explain.late_start import GRADIENTS, reduces
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.replay import replayed
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 _PAIRS = frozenset({"send", "recv"})
-_GRADIENTS = frozenset({"DP", "point to point"})
-"""Dimensions whose transfers are put into buckets; a reduce_scatter of TP or EP is of activations."""
 _KERNELS = frozenset({"compute", "memory"})
 _SAID = ("latency", "nbytes", "ceiling", "lower_bound")
 """What a plan says of a transfer."""
@@ -201,7 +199,7 @@ class _KnobReplay:
         factor = self.factor
         if knob == "batch":
             return self._grown(first, op, loads), np.inf
-        in_buckets = knob == "bucket size" and dimension(first) in _GRADIENTS
+        in_buckets = knob == "bucket size" and dimension(first) in GRADIENTS
         if in_buckets and first.kind in _PAIRS:
             return 0.0, np.inf
         if op is None:
@@ -307,7 +305,7 @@ def _early(run: RunGraph) -> list[tuple[int, ...]]:
     for i, op in enumerate(ops):
         start = first.get((op.role, op.step), i)
         awaited = (
-            [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES and dimension(op) in _GRADIENTS else []
+            [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES and dimension(op) in GRADIENTS else []
         )
         freed = {n for n in run.needs[i] if n not in awaited} | ({start} if awaited and start < i else set())
         needs.append(tuple(sorted(freed)))

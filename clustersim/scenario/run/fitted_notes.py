@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clustersim.core.measured_spans import NOT_RECORDED, MeasuredSpan, outside
+from clustersim.core.measured_spans import NOT_RECORDED, MeasuredSpan, launches_of, outside
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Program
 from clustersim.core.topology import Topology
@@ -22,7 +22,7 @@ def fitted_notes(program: Program, topology: Topology, mesh: Mesh, launch: str) 
     if not spans:
         yield f"calibration: {NOT_RECORDED}, so that how far its constants hold of this run is not known"
         return
-    launches = dict.fromkeys(span.launch for span in spans if span.launch)
+    launches = launches_of(spans)
     if not launches:
         yield f"calibration: its log does not say how it was started; {launch} is played"
     elif launch not in launches:

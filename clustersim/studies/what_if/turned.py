@@ -16,6 +16,7 @@ from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import Verdict
 from clustersim.core.texts import Plain, Table
 from clustersim.core.timeline import Timeline
+from clustersim.explain.advice import may_run_out
 from clustersim.explain.step_words import unit_costs
 from clustersim.scenario.file.reading import Changes
 from clustersim.scenario.result import Result
@@ -99,7 +100,7 @@ def _room(verdict: Verdict) -> str:
     """That a choice has too little memory, or how likely; empty where it has room."""
     if verdict.ok:
         return ""
-    return f", but it may run out of memory (likelihood {verdict.runs_out:.0%})" if verdict.possible else NO_ROOM
+    return may_run_out(verdict.runs_out) if verdict.possible else NO_ROOM
 
 
 def choices(prepared: Prepared, timeline: Timeline) -> Iterator[ChoiceChange]:
