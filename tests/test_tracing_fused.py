@@ -99,3 +99,73 @@ def test_a_convolution_of_many_groups_has_two_of_itself_in_its_backward(tmp_path
         for path in (ROOT / "notebooks" / "models" / "mixer.model.json", file)
     ]
     assert steps[1].summary["step_time_s"] > 1.1 * steps[0].summary["step_time_s"]
+
+
+ATTENTION = """
+from torch import nn
+from torch.nn.functional import dropout, scaled_dot_product_attention
+
+
+class Asks(nn.Module):
+    def __init__(self, weights=False):
+        super().__init__()
+        self.up = nn.Linear(64, 64)
+        self.attention = nn.MultiheadAttention(64, 4, dropout=0.1, batch_first=True)
+        self.weights = weights
+
+    def forward(self, x):
+        x = self.up(x)
+        return self.attention(x, x, x, need_weights=self.weights)[0].sum()
+
+
+class Calls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(64, 64)
+        self.within = nn.Linear(64, 192)
+        self.out = nn.Linear(64, 64)
+
+    def forward(self, x):
+        parts = self.within(self.up(x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in parts)
+        return self.out(scaled_dot_product_attention(q, k, v, dropout_p=0.1).transpose(1, 2).flatten(2)).sum()
+
+
+class Layer(nn.TransformerEncoderLayer):
+    def __init__(self):
+        super().__init__(64, 4, 128, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(x).sum()
+"""
+SCORES = 4 * 128 * 128
+"""Elements of the scores of a sample: heads, queries, keys."""
+
+
+def attention_kernels(folder, name, types="bf16", **sizes):
+    """The kernels of a step of one of :data:`ATTENTION`."""
+    file = folder / "attention.py"
+    file.write_text(ATTENTION)
+    target = Target(*target_of(f"{file}:{name}"), None, sizes)
+    made = trace_model(target, (read_input("floats[2, 128, 64]"),), (types,))
+    return [kernel for work in made.works for kernel in work[types].kernels]
+
+
+@pytest.mark.parametrize("types", ["bf16", "autocast", "fp32"])
+def test_attention_within_a_module_of_pytorchs_is_the_fused_kernel_that_it_is_outside(tmp_path, types):
+    def fused(name):
+        rows = [kernel for kernel in attention_kernels(tmp_path, name, types) if kernel.kind == "attention"]
+        return [(row.flops, row.nbytes, row.backward_nbytes, row.kept) for row in rows]
+
+    outside = fused("Calls")
+    assert len(outside) == 1
+    assert fused("Asks") == outside
+    assert len(fused("Layer")) == 1
+
+
+def test_attention_whose_weights_are_asked_for_keeps_its_scores_and_a_mask_of_a_byte(tmp_path):
+    kernels = attention_kernels(tmp_path, "Asks", weights=True)
+    assert not any(kernel.kind == "attention" for kernel in kernels)
+    kept = sum(kernel.kept for kernel in kernels)
+    tokens = 8 * 128 * 64 * 2  # what stands between the products, and no more
+    assert 0 <= kept - SCORES * (2 + 1 + 2) < tokens  # of the scores: softmax, mask, what meets the values

@@ -75,6 +75,11 @@ WIDENED = frozenset(
 """What CUDA's autocast runs in fp32 (docs.pytorch.org, "Autocast Op Reference"); a CPU's leaves most in 16 bits."""
 
 
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+DROPOUT = torch.nn.functional.dropout
+CALLED_BY_ATTENTION = ("scaled_dot_product_attention", "dropout", "softmax")
+"""What ``multi_head_attention_forward`` of torch.nn.functional calls and a GPU runs otherwise than a CPU."""
+
 RMS_NORMS = frozenset({torch.nn.functional.rms_norm, torch.rms_norm})
 
 
@@ -90,15 +95,35 @@ class GpuFunctions(TorchFunctionMode):
     ) -> Any:
         """Run a function of torch's."""
         named = dict(kwargs or {})
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func is ATTENTION:
             return self._attention(func, args, named)
-        if func is torch.nn.functional.dropout:
+        if func is DROPOUT:
             return _dropout(*args, **named)
+        if func is torch.nn.functional.multi_head_attention_forward:
+            with self._within_attention():
+                return func(*args, **named)
         if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in WIDENED:
             args, named = tree_map(_widened, (args, named))
         if func in RMS_NORMS:
             return self._norm(func, args, named)
         return func(*args, **named)
+
+    @contextmanager
+    def _within_attention(self) -> Iterator[None]:
+        """What ``nn.MultiheadAttention`` calls comes here too: PyTorch asks no mode from within a mode's call."""
+        module: Any = torch.nn.functional
+        before = {name: getattr(module, name) for name in CALLED_BY_ATTENTION}
+
+        def asked(func: Any) -> Any:
+            return lambda *args, **kwargs: self.__torch_function__(func, (), args, kwargs)
+
+        try:
+            for name, func in before.items():
+                setattr(module, name, asked(func))
+            yield
+        finally:
+            for name, func in before.items():
+                setattr(module, name, func)
 
     def _norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A CPU runs its operators one by one, and so does CUDA where input and weight differ in type."""
