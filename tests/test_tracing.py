@@ -373,6 +373,15 @@ class Unused(Base):
         self.b = nn.Linear(8, 8)
 
 
+class Synced(Base):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.SyncBatchNorm(16)
+
+    def forward(self, x):
+        return self.a(self.norm(x))
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -453,6 +462,7 @@ NOTED = {
     "Unused": "b.weight",
     "Recurrent": "cells are traced one by one",
     "Base": "it returns no loss",
+    "Synced": "SyncBatchNorm exchanges",
 }
 
 

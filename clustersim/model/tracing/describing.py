@@ -70,6 +70,11 @@ def typed_layers(module: torch.nn.Module, step: TracedStep, batch: int, types: T
     recurrent = [name for name, child in module.named_modules() if isinstance(child, torch.nn.RNNBase)]
     if recurrent:
         notes.append(f"{few(recurrent, _TOLD)}: cells are traced one by one, where cuDNN joins them")
+    synced = [name for name, child in module.named_modules() if isinstance(child, torch.nn.SyncBatchNorm)]
+    if synced:
+        notes.append(
+            f"{few(synced, _TOLD)}: what SyncBatchNorm exchanges between GPUs, in forward and in backward, is not played"
+        )
     return TypedLayers(rows, work.works, chained, tuple(notes))
 
 
