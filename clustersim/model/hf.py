@@ -138,18 +138,21 @@ def _short(value: object) -> bool:
     return not isinstance(value, list | dict) and len(repr(value)) <= 20
 
 
+_TRACED = "`clustersim trace-model` describes it where transformers has its module"
+
+
 def _unknown(where: str, kind: str) -> str:
     """Why a ``model_type`` is not read, and what to do."""
     why = described(kind, model_type=True)
     if kind in {"t5", "bart"}:
         why = "an encoder-decoder; `clustersim list models` has those that are known by name"
     if why:
-        return f"{where}: model_type {kind!r} is {why}"
+        return f"{where}: model_type {kind!r} is {why}; {_TRACED}"
     hint = same_family(kind, (known for known in by_type() if _may_be_meant(kind, known)))
     if not hint.startswith("did you mean"):
         hint = (
-            f"{len(by_type())} types are read, among them {few(sorted(by_type()), _TOLD)}; one of the same blocks "
-            "may be written in its place, or a row added to data/families (clustersim/README.md)"
+            f"{len(by_type())} types are read, among them {few(sorted(by_type()), _TOLD)}; {_TRACED}, one of the same "
+            "blocks may be written in its place, or a row added to data/families (clustersim/README.md)"
         )
     return f"{where}: unknown model_type {kind!r}; {hint}"
 
