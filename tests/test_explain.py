@@ -216,6 +216,14 @@ def test_what_a_run_came_to_says_what_is_missing():
     assert came_to(RunFacts(), 0.2) == "200 ms a step"
 
 
+def test_what_a_run_came_to_says_how_likely_a_gpu_runs_out_as_its_memory_line_does():
+    run = package.load("ddp_gpt2_xl_2x8_a100", {"strategy.micro_batch_size": 6}).run()
+    said = "likelihood of running out 47%"
+    assert said in str(run.verdict)
+    assert f"at 43.2% of peak, if memory lasts ({said}); " in run.in_words
+    assert "lasts" not in package.load("ddp_gpt2_xl_2x8_a100").run().in_words
+
+
 def test_a_slow_rank_beyond_the_world_is_one_clear_error():
     changes = {"cluster.slow": [{"ranks": [8], "speed": 0.5}]}
     with pytest.raises(ScenarioError, match=r"no rank 8: the run has ranks 0..7 \(at \$.cluster.slow\[0\].ranks\)"):

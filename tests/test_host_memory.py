@@ -211,7 +211,7 @@ def test_a_run_says_first_that_its_host_may_run_out_and_where_that_is_said(tmp_p
     changes = {**AWAY, "cluster.topology": machine(tmp_path, "80 GiB")}
     result = scenario.load(NAME, changes).run()
     host = result.verdict.host
-    assert f"if the host's memory lasts: it may run out (likelihood {host.runs_out:.0%})" in result.in_words
+    assert f"if the host's memory lasts (likelihood of running out {host.runs_out:.0%})" in result.in_words
     assert "node.host_memory" in host.in_words
     assert "node.host_memory" in HostMemory(1e12).in_words
     roomy = scenario.load(NAME, {**AWAY, "cluster.topology": machine(tmp_path, "2 TiB")}).run()

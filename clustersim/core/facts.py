@@ -10,19 +10,30 @@ import numpy as np
 from clustersim.core import figures
 from clustersim.core.arrays import Floats
 from clustersim.core.host_memory import HostMemory
+from clustersim.core.memory_states import likelihood
 from clustersim.core.paths import plain
 from clustersim.core.texts import Plain, Table
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Of the fullest GPU: bytes it has, and is short of; what holds them at the peak; and that in a sentence. ``host``
-    : the memory of a node's host."""
+    """Of the fullest GPU: bytes it has, and is short of; what holds them at the peak; and that in a sentence.
+
+    shown_bytes, shown_range_bytes : what nvidia-smi would show, and the least and the most of it. host : the memory of
+    a node's host.
+    """
 
     device_bytes: float = 0.0
     missing_bytes: float = 0.0
+    shown_bytes: float = 0.0
+    shown_range_bytes: tuple[float, float] = (0.0, 0.0)
     by: dict[str, float] = {}
     message: str = ""
     host: HostMemory = HostMemory()
+
+    @property
+    def runs_out(self) -> float:
+        """How likely the GPU has less than is taken."""
+        return likelihood(self.shown_range_bytes, self.shown_bytes, self.device_bytes)
 
 
 class MemoryMoments(msgspec.Struct, frozen=True):

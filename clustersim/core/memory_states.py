@@ -45,4 +45,13 @@ def worded(state: str, between: tuple[float, float], middle: float, room: float)
     share = likelihood(between, middle, room)
     if state == DOES_NOT_FIT or (state == FITS and not share):
         return state
-    return f"{state} (likelihood of running out {share:.0%})"
+    return f"{state} ({running_out(share)})"
+
+
+def running_out(share: float) -> str:
+    """How likely memory runs out, in words.
+
+    >>> running_out(0.25)
+    'likelihood of running out 25%'
+    """
+    return f"likelihood of running out {share:.0%}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from clustersim.core.facts import RunFacts
-from clustersim.core.memory_states import MAY_RUN_OUT
+from clustersim.core.memory_states import UNLIKELY, running_out
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.advice import has_room
 from clustersim.explain.breakdown import breakdown
@@ -60,10 +60,9 @@ def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
     more = " and ".join(f"{format_bytes(nbytes)} more memory than {who} has" for nbytes, who in lacking if nbytes)
     if more:
         return f"{text}, if it fitted, but it needs {more}"
-    host = facts.memory.host
-    if host.state == MAY_RUN_OUT:
-        return f"{text}, if the host's memory lasts: it may run out (likelihood {host.runs_out:.0%})"
-    return text
+    memories = [(facts.memory.runs_out, "memory"), (facts.memory.host.runs_out, "the host's memory")]
+    doubts = [f"{which} lasts ({running_out(share)})" for share, which in memories if share > UNLIKELY]
+    return f"{text}, if {' and '.join(doubts)}" if doubts else text
 
 
 def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> str:
