@@ -366,7 +366,9 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
     if len(owners) == 1:
         return owners.pop()
     files = ", ".join(short(file.name) for file in read)
-    problem = "are of " + " and ".join(sorted(owners)) if owners else "hold no option that tells whose they are"
+    one_file = len(read) == 1
+    nobody = "holds no option that tells whose it is" if one_file else "hold no option that tells whose they are"
+    problem = f"{'is' if one_file else 'are'} of {' and '.join(sorted(owners))}" if owners else nobody
     unset = [note.partition(": ")[2] for file in read for note in file.notes if UNSET in note]
     named = [f"{said.name} names {said.value}; give that file too" for said in _named(read) if not owners]
     problem = "; ".join([problem, *named, *unset])

@@ -73,7 +73,7 @@ def typed_layers(module: torch.nn.Module, step: TracedStep, batch: int, types: T
     synced = [name for name, child in module.named_modules() if isinstance(child, torch.nn.SyncBatchNorm)]
     if synced:
         notes.append(
-            f"{few(synced, _TOLD)}: what SyncBatchNorm exchanges between GPUs, in forward and in backward, is not played"
+            f"{few(synced, _TOLD)}: what SyncBatchNorm exchanges between GPUs, forward and backward, is not played"
         )
     return TypedLayers(rows, work.works, chained, tuple(notes))
 
