@@ -20,6 +20,7 @@ DATA = Path(__file__).parent / "data/traces"
 SHARED = Path(__file__).parents[2] / "shared/measurements/traces"
 TRACES = {
     "one step": SHARED / "dlrm_8xv100_kineto",
+    "a warm-up": SHARED / "dlrm_v100_kineto",
     "many steps": DATA / "gloo_1_2/two",
     "no steps": DATA / "gloo_2_ranks",
     "one rank of two": DATA / "gloo_2_ranks/rank1.json.gz",
@@ -133,9 +134,10 @@ def test_servers_are_in_no_mean_on_the_page_of_a_parameter_server():
     assert "Not in these means, the server, rank 8, of a step: " in text
 
 
-def test_a_warm_up_that_only_some_commands_leave_out_is_told():
+def test_a_warm_up_is_left_out_of_shares_and_told():
     path = SHARED / "dlrm_v100_kineto"
     if not path.exists():
         pytest.skip("the trace is not in ../shared")
-    assert "explain and report leave out its warm-up, step(s) 1009" in call("trace", path)
-    assert "warm-up" not in call("trace", TRACES["no steps"])
+    assert "shares are of the other steps: the warm-up is left out, step(s) 1009" in call("trace", path)
+    digest = json.loads(call("trace", path, "--json"))
+    assert digest["window_s"] < 0.8 * digest["whole_s"]

@@ -112,18 +112,24 @@ def _means(per_rank: Columns, phases: dict[str, float], step: float) -> dict[str
 
 @dataclass(frozen=True, eq=False)
 class SteadyWindow:
-    """The steady state of a run: its ``steps`` (numbers from 0), from when to when they ran [s], and how long the
-    ``first`` step of the run took [s]."""
+    """The steady state of a run: its ``steps`` (numbers from 0), from when to when they ran [s], how long the ``first``
+    step of the run took [s], and how many leading steps are ``left_out``."""
 
     steps: Ints
     begin: float
     end: float
     first: float
+    left_out: int = 0
+
+    @property
+    def length(self) -> float:
+        """Seconds of all steady steps."""
+        return self.end - self.begin
 
     @property
     def step_time(self) -> float:
         """Seconds of a steady step."""
-        return (self.end - self.begin) / len(self.steps)
+        return self.length / len(self.steps)
 
 
 WARMUP = 2
@@ -153,6 +159,30 @@ def steady_window(timeline: Timeline) -> SteadyWindow:
 
     Raises :class:`ProgramError` for an empty timeline.
     """
+    step_numbers, begin, end = _step_ends(timeline)
+    skip = min(WARMUP, len(step_numbers) - 1)
+    if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
+        skip = min(warm_up(np.diff(end, prepend=begin)), len(step_numbers) - 1)
+    return window_after(timeline, skip)
+
+
+def window_after(timeline: Timeline, left_out: int) -> SteadyWindow:
+    """The window of a run without its first steps, so many as are ``left_out``.
+
+    Raises :class:`ProgramError` for an empty timeline.
+    """
+    step_numbers, begin, end = _step_ends(timeline)
+    return SteadyWindow(
+        step_numbers[left_out:],
+        float(end[left_out - 1]) if left_out else begin,
+        float(end[-1]),
+        float(end[0]) - begin,
+        left_out,
+    )
+
+
+def _step_ends(timeline: Timeline) -> tuple[Ints, float, Floats]:
+    """Numbers of the steps of a run, when its first began, and when each ended [s]."""
     steps = of_each(timeline.ops, lambda op: op.step, np.int64)
     ops = timeline.per_op()
     played = ops["ranks"] > 0
@@ -161,12 +191,7 @@ def steady_window(timeline: Timeline) -> SteadyWindow:
     step_numbers = np.unique(steps[played])
     end = np.array([ops["end"][played & (steps == step)].max() for step in step_numbers])
     begin = float(ops["ready"][played & (steps == step_numbers[0])].min())
-    skip = min(WARMUP, len(step_numbers) - 1)
-    if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
-        skip = min(warm_up(np.diff(end, prepend=begin)), len(step_numbers) - 1)
-    return SteadyWindow(
-        step_numbers[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin
-    )
+    return step_numbers, begin, end
 
 
 def has_steps(timeline: Timeline) -> bool:

@@ -291,6 +291,7 @@ def _play_chakra(
     from clustersim.collectives import fitted as fitting
     from clustersim.collectives.backends import usual_backend
     from clustersim.engine import simulate
+    from clustersim.explain.metrics import window_after
     from clustersim.files.launch import chakra_reading
     from clustersim.files.traces.saved import save_run
     from clustersim.studies.replay.trace_replay import TOTALS, totals_of
@@ -311,7 +312,7 @@ def _play_chakra(
             folder = Folder(out, "replay", paths[0].name, (RUN_FILE,), inputs)
             with folder.files() as path_of:
                 save_run(timeline, path_of(RUN_FILE), topology)
-    totals = totals_of(timeline, range(program.world_size))
+    totals = totals_of(timeline, range(program.world_size), window_after(timeline, 0))
     if as_json:
         print_json(
             {

@@ -184,7 +184,7 @@ def _stages(report: Pipeline) -> Iterator[str]:
 def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[str]:
     steps = f", steps {digest.steps[0]} to {digest.steps[-1]}" if any(digest.steps) else ""
     backend = f", {trace_steps.backend}" if trace_steps.backend else ""
-    window_text = format_time(digest.window_s)
+    window_text = format_time(digest.whole_s)
     yield f"{digest.ranks_measured} of {digest.world_size} ranks{backend}, first span to last {window_text}{steps}"
     if trace_steps.step_time_s is not None:
         count = len(trace_steps.steady_steps)
@@ -194,14 +194,15 @@ def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[
     warm_up = [step for step in digest.steps if steady_steps and step < steady_steps[0]]
     if warm_up:
         left = few(warm_up, 3)
-        yield f"  shares are of the whole trace; explain and report leave out its warm-up, step(s) {left}"
+        yield f"  shares are of the other steps: the warm-up is left out, step(s) {left}"
     yield f"  {'compute stream busy':24s} {_range(digest.compute_share)}"
     yield f"  {'transferring':24s} {_range(digest.communication_share)}"
     yield f"  {'of that, exposed':24s} {_range(digest.exposed_transfer_share)}"
     yield f"  {'collectives waiting':24s} {_range(digest.peer_wait_share)}"
     yield f"  {'of that, beside nothing':24s} {_range(digest.waiting_for_peer_share)}"
     if digest.waiting_for_launch_share is not None:
-        yield f"  {'waiting for launches':24s} {_range([digest.waiting_for_launch_share])}"
+        of_what = " (of the whole trace)" if warm_up else ""
+        yield f"  {'waiting for launches':24s} {_range([digest.waiting_for_launch_share])}{of_what}"
     if trace_steps.pipeline:
         yield from _stages(trace_steps.pipeline)
     yield from _collectives(digest.collectives, top)

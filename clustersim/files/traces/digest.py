@@ -13,6 +13,7 @@ from clustersim.collectives.base import bus_factor
 from clustersim.core.program import COMM_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.explain.last_rank import last_to_most
+from clustersim.explain.metrics import steady_window
 from clustersim.explain.occupancy import occupancy, whole_window
 from clustersim.files.traces.samples import Sample, Samples
 
@@ -45,6 +46,8 @@ class RepeatedCollective(msgspec.Struct, frozen=True):
 class RunDigest(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
     """What a measured Timeline says: seconds, and shares of the window for each rank that was measured.
 
+    ``whole_s`` : from the first span to the last. ``window_s`` : of that without the warm-up, which all shares are of
+    but ``waiting_for_launch_share``, which is of the whole.
     ``peer_wait_share`` : collectives wait, beside a kernel or not; ``waiting_for_peer_share`` : beside none, as in
     :mod:`clustersim.explain.breakdown`.
     """
@@ -53,6 +56,7 @@ class RunDigest(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
     world_size: int
     ranks_measured: int
     steps: list[int]
+    whole_s: float
     window_s: float
     compute_share: list[float]
     communication_share: list[float]
@@ -109,11 +113,12 @@ def of_samples(samples: Samples) -> SampleDigest:
 
 
 def of_run(run: Timeline) -> RunDigest:
-    """What a measured Timeline says. Shares are of the whole window, as in the totals of
-    :mod:`clustersim.studies.replay`."""
+    """What a measured Timeline says. Shares are of :func:`clustersim.explain.metrics.steady_window`, as in the totals
+    of :mod:`clustersim.studies.replay`."""
     measured = np.unique(run.spans()["rank"])
-    window = whole_window(run)
-    occupied = occupancy(run, measured)
+    steady = steady_window(run)
+    window = steady.length
+    occupied = occupancy(run, measured, steady.begin, steady.end)
     compute, comm, waits, exposed, beside_nothing = (
         (occupied[state] / window if window else occupied[state]).tolist() for state in SHARES
     )
@@ -122,6 +127,7 @@ def of_run(run: Timeline) -> RunDigest:
         world_size=run.world_size,
         ranks_measured=len(measured),
         steps=sorted({op.step for op in run.ops}),
+        whole_s=whole_window(run),
         window_s=window,
         compute_share=compute,
         communication_share=comm,

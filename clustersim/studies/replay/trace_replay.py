@@ -42,7 +42,8 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, NodeType, Topology
 from clustersim.engine import simulate
 from clustersim.explain import pipeline
-from clustersim.explain.occupancy import occupancy, whole_window
+from clustersim.explain.metrics import SteadyWindow, steady_window, window_after
+from clustersim.explain.occupancy import occupancy
 from clustersim.scenario.run.altered import PASSES
 from clustersim.studies.replay.replay_program import ReplayWriter
 from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale, bucket_note, rebucketed
@@ -152,8 +153,9 @@ def replay(
     program = writer.program()
     source = f"replay on {topology.name}"
     simulated = writer.as_measured(simulate(program, topology, mesh, **options), source)
-    seen = totals_of(original, writer.ranks)
-    played = totals_of(simulated, writer.ranks)
+    steady = steady_window(original)
+    seen = totals_of(original, writer.ranks, steady)
+    played = totals_of(simulated, writer.ranks, window_after(simulated, steady.left_out))
     totals = {key: (seen[key], played[key]) for key in TOTALS}
     rows = _compared(writer, simulated)
     steps = _steps(original, simulated)
@@ -203,13 +205,13 @@ def evened(program: Program) -> Program:
 
 FREE = "the machine is not known, so communication is free: it takes no time beyond waiting for others"
 TOTALS = {
-    "window_s": "first span to last",
+    "window_s": "first span to last, warm-up left out",
     "compute_s": "compute",
     "communication_s": "transferring",
     "exposed_communication_s": "exposed transfer and waiting for a peer",
     "peer_wait_s": "collectives waiting, hidden or not",
 }
-"""Of the whole window: seconds, means over the measured ranks but for the first."""
+"""Of the window without the measured run's warm-up: seconds, means over the measured ranks but for the first."""
 
 
 def _unknown_machine(n: int) -> Topology:
@@ -254,11 +256,11 @@ def _idle(measured: Timeline, simulated: Timeline, steps: Sequence[int]) -> tupl
     return tuple(StageIdle(a.stage, a.idle / a.window, b.idle / b.window) for a, b in pairs if a.window and b.window)
 
 
-def totals_of(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:
-    """Of :data:`TOTALS`, each in seconds, means over these ranks."""
-    busy = occupancy(run, np.array(ranks, dtype=np.int64))
+def totals_of(run: Timeline, ranks: Sequence[int], window: SteadyWindow) -> dict[str, float]:
+    """Of :data:`TOTALS` in a window, each in seconds, means over these ranks."""
+    busy = occupancy(run, np.array(ranks, dtype=np.int64), window.begin, window.end)
     means = {name: float(busy[name].mean()) for name in TOTALS if name != "window_s"}
-    return {"window_s": whole_window(run), **means}
+    return {"window_s": window.length, **means}
 
 
 def _compared(writer: ReplayWriter, played: Timeline) -> list[Collectives]:
