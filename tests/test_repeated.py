@@ -125,10 +125,23 @@ def repeated_list() -> RepeatedOps:
 def test_an_op_is_given_as_if_it_had_been_written_out() -> None:
     ops = repeated_list()
     after = [(), (0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,)]
-    assert [op.after for op in ops] == [ops[i].after for i in range(9)] == [ops.after(i) for i in range(9)] == after
+    assert [ops[i].after for i in range(9)] == [ops.after(i) for i in range(9)] == after
     assert [op.after for op in ops[-4:]] == after[-4:]
+    assert [op.after for op in ops] == after
     assert [i for i, _ in distinct(ops)] == [0, 1, 2, 3, 6]
     assert [op.after for op in pickle.loads(pickle.dumps(ops))] == after
+
+
+def test_items_that_all_have_been_made_are_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_each = repeated_list()
+    one_by_one = [made_each[place] for place in (0, 4, np.int64(8), -1)], made_each[2:7:2]
+    ops = repeated_list()
+    everything = tuple(ops)
+    monkeypatch.setattr(RepeatedOps, "_at", None)
+    assert str(([ops[place] for place in (0, 4, np.int64(8), -1)], ops[2:7:2])) == str(one_by_one)
+    assert ops[4] is everything[4]
+    with pytest.raises(IndexError):
+        ops[9]
 
 
 @pytest.mark.parametrize(("place", "others"), [(4, {0, 1, 2, 3, 4, 6}), (1, {0, 1, 2, 3, 4, 6}), (3, {0, 1, 2, 3, 6})])

@@ -25,13 +25,16 @@ Moved = TypeVar("Moved", "Op", "OpInfo")
 
 
 class MadeWhenAsked(Sequence[Item]):
-    """A list whose items are made when they are asked for, by ``_at``."""
+    """A list whose items are made when they are asked for, by ``_at``; once all have been, they are kept."""
 
     @overload
     def __getitem__(self, place: int) -> Item: ...
     @overload
     def __getitem__(self, place: slice) -> tuple[Item, ...]: ...
     def __getitem__(self, place: int | slice) -> Item | tuple[Item, ...]:
+        made: tuple[Item, ...] | None = self.__dict__.get("_all")
+        if made is not None:  # somebody went through all: they need not be made again
+            return made[place]
         if isinstance(place, slice):
             return tuple(self._at(i) for i in range(len(self))[place])
         return self._at(range(len(self))[int(place)])

@@ -26,11 +26,12 @@ class SlotShare:
 
     ceiling : [bytes/s], no more than the slots let through. many : whether it crosses so many slots that they are only
     kept as columns: ``slots``, ``weights`` [s/byte], and ``asks``, the part of each that a flow takes at its ceiling.
-    entries : else, (slot, weight, part) of each. n : flows on their way; one : their class, where any are. number : of
-    the ways, in the order in which they were first gone.
+    entries : else, (slot, weight, part) of each. n : flows on their way; one : their class, where any are; own : of
+    many slots, the class that only they are in, once it is made. number : of the ways, in the order in which they were
+    first gone.
     """
 
-    __slots__ = ("asks", "ceiling", "entries", "many", "n", "number", "one", "slot_list", "slots", "weights")
+    __slots__ = ("asks", "ceiling", "entries", "many", "n", "number", "one", "own", "slot_list", "slots", "weights")
 
     def __init__(self, slots: Ints, weights: Floats, ceiling: float, most: int) -> None:
         self.slots = slots
@@ -43,6 +44,7 @@ class SlotShare:
         self.n = 0
         self.number = 0
         self.one: ClassFlows | None = None
+        self.own: ClassFlows | None = None
 
 
 class ClassFlows:
@@ -121,6 +123,11 @@ class ClassFlows:
         self.advance(now)
         heappush(self.flows, (self.moved + nbytes, transfer, now, share))
         share.n += 1
+
+    def is_new_for(self, share: SlotShare) -> bool:
+        """Whether it was made at this instant, and only for the flows of this way: the watched slots are known to
+        it."""
+        return self.course is None and len(self.flows) == share.n
 
     def leave(self, share: SlotShare, now: float, spells: CourseSpells) -> list[tuple[int, float]]:
         """A way's flows go elsewhere, before they end: which, and what they have left to move [bytes]."""

@@ -214,6 +214,9 @@ class FlowNetwork:
         under_way = {share: None for slot in fresh for share in self._crossing.get(slot, ()) if share.n}
         for share in sorted(under_way, key=lambda share: share.number):
             flow_class = cast(ClassFlows, share.one)
+            if flow_class.is_new_for(share):
+                flow_class.number = next(self._numbers)  # as if it had left for the class that it is in
+                continue
             left = flow_class.leave(share, now, self.segments)
             changed[flow_class] = None
             if not flow_class.flows:
@@ -225,19 +228,27 @@ class FlowNetwork:
 
     def _class_of(self, share: SlotShare, now: float) -> ClassFlows:
         """The class of a way's flows, by the slots of it that are watched."""
+        flow_class = share.own or self._shared_class(share)
+        share.one = flow_class
+        if flow_class not in self._active:
+            flow_class.empty(now)
+            self._active[flow_class] = None
+        return flow_class
+
+    def _shared_class(self, share: SlotShare) -> ClassFlows:
+        """The class of whoever crosses the same watched slots; of many slots, a way's own, which is asked for once."""
         watched = self._watched
         watched_slots = (
             tuple([(slot, weight) for slot, weight, _ in share.entries if slot in watched]) if watched else ()
         )
         key = share.ceiling, share if share.many else watched_slots
-        flow_class = share.one = self._classes.get(key)
+        flow_class = self._classes.get(key)
         if flow_class is None:
-            flow_class = share.one = self._classes[key] = ClassFlows(next(self._numbers), key, share, watched_slots)
+            flow_class = self._classes[key] = ClassFlows(next(self._numbers), key, share, watched_slots)
             for slot in flow_class.slot_list:
                 self._on.setdefault(slot, {})[flow_class] = None
-        if flow_class not in self._active:
-            flow_class.empty(now)
-            self._active[flow_class] = None
+        if share.many:
+            share.own = flow_class
         return flow_class
 
     def _close(self, flow_class: ClassFlows) -> None:
