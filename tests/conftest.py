@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -18,6 +19,9 @@ from hypothesis import settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from clustersim.calibrate.capture.parts import write_whole
+
+# As in the command: a process holds tens of thousands of tests, which the collector would walk again and again.
+gc.set_threshold(200_000, 20, 20)
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -67,6 +71,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """``--fuzz-budget N``: cases of each kind of file that tests/test_fuzz.py plays; ``--every-peak`` of tracing."""
     parser.addoption("--fuzz-budget", type=int, default=6, help="cases of each kind of file in tests/test_fuzz.py")
     parser.addoption("--every-peak", action="store_true", help="trace every case in tests/test_tracing.py")
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves are no garbage: the collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
