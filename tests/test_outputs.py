@@ -231,3 +231,12 @@ def test_a_full_disk_under_stdout_is_one_line(words):
         )
     assert done.returncode == 2
     assert done.stderr == "error: stdout: cannot be written: No space left on device\n"
+
+
+def test_an_error_in_what_was_written_names_the_file_and_not_its_temporary_name(tmp_path):
+    with pytest.raises(ClusterSimError) as raised, together(tmp_path) as path_of:
+        path = path_of("mine.toml")
+        path.write_text("x")
+        raise ClusterSimError(f"{path}: $.x: is wrong")
+    assert str(raised.value) == f"{tmp_path / 'mine.toml'}: $.x: is wrong"
+    assert not list(tmp_path.iterdir())

@@ -51,6 +51,10 @@ def together(folder: Path) -> Iterator[Callable[[str], Path]]:
         yield path_of
         for temporary, path in temporaries.items():
             os.replace(temporary, path)
+    except ClusterSimError as error:  # of a file that was read back: nobody knows it by its temporary name
+        for temporary, path in temporaries.items():
+            error.args = tuple(str(part).replace(temporary.name, path.name) for part in error.args)
+        raise
     finally:
         for temporary in temporaries:
             with contextlib.suppress(OSError):
