@@ -234,9 +234,13 @@ def test_a_full_disk_under_stdout_is_one_line(words):
 
 
 def test_an_error_in_what_was_written_names_the_file_and_not_its_temporary_name(tmp_path):
-    with pytest.raises(ClusterSimError) as raised, together(tmp_path) as path_of:
-        path = path_of("mine.toml")
-        path.write_text("x")
-        raise ClusterSimError(f"{path}: $.x: is wrong")
+    def write():
+        with together(tmp_path) as path_of:
+            path = path_of("mine.toml")
+            path.write_text("x")
+            raise ClusterSimError(f"{path}: $.x: is wrong")
+
+    with pytest.raises(ClusterSimError) as raised:
+        write()
     assert str(raised.value) == f"{tmp_path / 'mine.toml'}: $.x: is wrong"
     assert not list(tmp_path.iterdir())

@@ -141,3 +141,12 @@ def test_a_warm_up_is_left_out_of_shares_and_told():
     assert "shares are of the other steps: the warm-up is left out, step(s) 1009" in call("trace", path)
     digest = json.loads(call("trace", path, "--json"))
     assert digest["window_s"] < 0.8 * digest["whole_s"]
+
+
+def test_a_comparison_of_traces_without_steps_has_none():
+    both = call("compare", TRACES["no steps"], TRACES["one rank of two"])
+    assert "the window from first span to last takes 71.29 ms in A and " in both
+    assert "a step" not in both
+    mixed = call("compare", TRACES["no steps"], TRACES["many steps"])
+    assert "a step takes 71.29 ms in A and " in mixed
+    assert "A has no steps: from its first span to its last counts as one" in mixed

@@ -19,7 +19,7 @@ import numpy as np
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
-from clustersim.explain.metrics import steady_window
+from clustersim.explain.metrics import has_steps, steady_window
 from clustersim.explain.per_step import per_step
 from clustersim.explain.pieces import workers
 from clustersim.explain.transfers import sort_of
@@ -46,7 +46,8 @@ class RunDifference(msgspec.Struct, frozen=True):
         run has no such op), ``kind``, ``seconds_a``, ``seconds_b``, ``wait_a``, ``wait_b`` [s per step and rank],
         ``difference_s`` (b less a, waits included), ``nbytes_a``, ``nbytes_b``.
     states : columns ``state``, ``seconds_a``, ``seconds_b``, ``difference_s`` [s per step, mean over ranks].
-    step_a, step_b : [s]. text : the sentences.
+    step_a, step_b : [s]. text : the sentences. has_steps : whether any of both has steps; a run without them counts
+        from its first span to its last as one.
     """
 
     ops: Columns
@@ -54,6 +55,7 @@ class RunDifference(msgspec.Struct, frozen=True):
     step_a: float
     step_b: float
     text: list[str]
+    has_steps: bool = True
 
 
 _OPS = (
@@ -80,7 +82,12 @@ def compare(a: Timeline, b: Timeline) -> RunDifference:
     ops = {name: column[order] for name, column in ops.items()}
     states = _states(a, b)
     before, after = (steady_window(run).step_time for run in (a, b))
-    return RunDifference(ops, states, before, after, _text(states, before, after))
+    counted = {name: has_steps(run) for name, run in (("A", a), ("B", b))}
+    text = _text(states, before, after, a_step=" a step" if any(counted.values()) else "")
+    if any(counted.values()):
+        without = [name for name, numbered in counted.items() if not numbered]
+        text += [f"{name} has no steps: from its first span to its last counts as one" for name in without]
+    return RunDifference(ops, states, before, after, text, any(counted.values()))
 
 
 def _works(run: Timeline) -> list[_OpWork]:
@@ -174,20 +181,19 @@ def _states(a: Timeline, b: Timeline) -> Columns:
     return dict(zip(("state", "seconds_a", "seconds_b", "difference_s"), columns, strict=True))
 
 
-def _text(states: Columns, before: float, after: float) -> list[str]:
+def _text(states: Columns, before: float, after: float, a_step: str) -> list[str]:
     if before <= 0:
         return []
     if abs(after - before) <= 1e-9 * before:
-        return [f"both take {format_time(before)} a step"]
+        return [f"both take {format_time(before)}{a_step or WINDOW}"]
     word = "longer" if after > before else "shorter"
-    lines = [
-        f"a step takes {format_time(before)} in A and {format_time(after)} in B, {abs(after / before - 1):.1%} {word}"
-    ]
+    what = "a step takes" if a_step else f"the window{WINDOW} takes"
+    lines = [f"{what} {format_time(before)} in A and {format_time(after)} in B, {abs(after / before - 1):.1%} {word}"]
     for i in np.argsort(-np.abs(states["difference_s"]), kind="stable").tolist():
         change = float(states["difference_s"][i])
         if abs(change) > 1e-3 * before:
             time_a, time_b = (format_time(float(states[f"seconds_{side}"][i])) for side in "ab")
-            lines.append(f"{states['state'][i]}: {_signed(change)} a step ({time_a} to {time_b})")
+            lines.append(f"{states['state'][i]}: {_signed(change)}{a_step} ({time_a} to {time_b})")
     return lines
 
 
@@ -198,6 +204,7 @@ def _signed(seconds: float) -> str:
 def sentences(difference: RunDifference, top: int = 10) -> list[str]:
     """The ops that differ most, in words."""
     ops = difference.ops
+    per = "a step and rank" if difference.has_steps else "a rank"
     lines = []
     for rows in _like(ops)[:top]:
         change = float(ops["difference_s"][rows].sum())
@@ -208,17 +215,18 @@ def sentences(difference: RunDifference, top: int = 10) -> list[str]:
         if not name_a or not name_b:
             run_name = "A" if name_a else "B"
             took = format_time(abs(change))
-            lines.append(
-                f"{many}{(name_a or name_b)!r} {'are' if n > 1 else 'is'} only in {run_name}: {took} a step and rank"
-            )
+            lines.append(f"{many}{(name_a or name_b)!r} {'are' if n > 1 else 'is'} only in {run_name}: {took} {per}")
             continue
         name = repr(name_a) if name_a == name_b else f"{name_a!r} (A), {name_b!r} (B)"
         waits = float((ops["wait_b"] - ops["wait_a"])[rows].sum())
         tail = f", of which waiting for peers {_signed(waits)}" if abs(waits) > 0.01 * abs(change) else ""
         before, after = (format_time(float(ops[f"seconds_{side}"][rows].sum())) for side in "ab")
-        lines.append(f"{many}{name}: {_signed(change)} a step and rank ({before} to {after}){tail}")
+        lines.append(f"{many}{name}: {_signed(change)} {per} ({before} to {after}){tail}")
     return lines
 
+
+WINDOW = " from first span to last"
+"""What a run without steps is measured over."""
 
 ROUNDING = 1e-9
 """Differences below this share of all ops' time are no differences."""
