@@ -449,10 +449,13 @@ def test_the_verdict_says_where_memory_may_run_out():
     first, *more = verdict(plan(), found).split(". ")
     assert found.front[0].candidate.number == 1  # what is launched, and run as option 1
     assert first.startswith("Take 8 GPUs (hgx-a100) with fsdp (90 tokens/s +-3%): the fastest with room in memory")
+    # Of two options on one machine the faster is the cheaper: "why these" calls that one the cheapest.
+    assert "the cheapest per token of those with room" in verdict(plan(), found)
     assert any("looks 11.1% faster, but may run out of memory (likelihood 38%)" in sentence for sentence in more)
     assert why_on_front(found.front[0], found).startswith("the fastest with room in memory")
     assert why_on_front(found.front[1], found).endswith("fits (likelihood of running out 38%)")
     alone = verdict(plan(), judged(tight)).split(". ")[0]
+    assert "of those with room" not in alone
     assert "which may run out of memory (likelihood 38%)" in alone  # on the first line, where nothing is safer
 
 

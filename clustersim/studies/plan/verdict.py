@@ -108,8 +108,12 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     among = f" among those with a price ({', '.join(unpriced)} has none)" if unpriced else ""
     cheaper = any(option.priced and option.objectives[1] < cheapest.objectives[1] for option in rivals)
     at_worst = WORSE_END if cheaper else ""
+    # What may run out stands on the front as "the cheapest" as well: without these words both claim one name.
+    tighter = (option for option in searched.front if fastest.has_room and not option.has_room)
+    roomy = " of those with room" if any(option.objectives[1] < cheapest.objectives[1] for option in tighter) else ""
+    called_cheapest = f"the cheapest per {unit}{roomy}{at_worst}{among}"
     if fastest is cheapest:
-        return f": {called} and the cheapest per {unit}{at_worst}{among}"
+        return f": {called} and {called_cheapest}"
     if not fastest.priced:
         saving = ""
     else:
@@ -118,7 +122,7 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
         doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
         saving = f", by {share:.1%}{doubt},"
     return (
-        f", {called}; the cheapest per {unit}{at_worst}{among}{saving} is {_place(cheapest, plan, searched, fastest)}, "
+        f", {called}; {called_cheapest}{saving} is {_place(cheapest, plan, searched, fastest)}, "
         f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}"
     )
 
