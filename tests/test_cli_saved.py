@@ -75,6 +75,7 @@ def test_a_command_of_scenarios_says_which_commands_read_a_run(folder, capsys, n
     assert command(name, folder) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {folder}: holds a run that is over, where a scenario is needed")
+    assert "and the report what its memory holds" in error  # what explain prints has none of it
     assert f"`clustersim explain {folder}` and `clustersim report {folder}`" in error
     assert error.count("\n") == 1
 

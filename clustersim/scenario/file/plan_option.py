@@ -54,5 +54,6 @@ def _no_plan(folder: Path) -> str:
         return f"{shown}: a folder without {FILE}; name a scenario, or a folder that `clustersim plan --out` wrote"
     return (
         f"{shown}: holds a run that is over, where a scenario is needed: name the scenario that was run; "
-        f"`clustersim explain {shown}` and `clustersim report {shown}` say what the run did and what its memory holds"
+        f"`clustersim explain {shown}` and `clustersim report {shown}` say what the run did, and the report what its "
+        "memory holds"
     )
