@@ -52,9 +52,7 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     console = stdout()
     if len(row.stages) > 1:
         console.print(_by_stage(scenario, row))
-        console.print(
-            "- optim: states and fp32 masters; F 7.0: forward of micro-batch 7 on chunk 0, B 7.0: its backward"
-        )
+        console.print("- optim: states and fp32 masters; F m.c, B m.c: forward, backward of micro-batch m on chunk c")
     else:
         console.print(_by_part(scenario, row))
     stage_text = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
