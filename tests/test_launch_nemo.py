@@ -214,3 +214,19 @@ def test_a_program_that_trains_adapters_says_which() -> None:
     run = document(f"{command} model.global_batch_size=8 model.num_layers=32\n", "run.sh")
     with pytest.raises(ScenarioError, match="trains adapters; say model\\.peft\\.peft_scheme"):
         exchange.read([run], {"topology": "hgx-h100"}, framework="nemo", model="llama3-8b")
+
+
+def test_a_whole_global_batch_in_one_pass_is_told() -> None:
+    options = BRIDGE.replace("  micro_batch_size: 1\n", "")
+    made = exchange.read([document(options, "bridge.yaml")], {"topology": "hgx-h100", "nodes": 1})
+    assert made.scenario.file.strategy["micro_batch_size"] == 32
+    assert [note for note in made.notes if "no file says micro_batch_size: 32" in note]
+    assert not [note for note in bridge("").notes if "micro_batch_size" in note]
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("flash", "fa2"), ("fused", "cudnn"), ("unfused", "eager")])
+def test_a_backend_of_attention_is_named_as_python_has_it_too(name: str, kernel: str) -> None:
+    for word in (name, f"AttnBackend.{name}"):
+        options = BRIDGE.replace("  seq_length: 4096\n", f"  seq_length: 4096\n  attention_backend: {word}\n")
+        made = exchange.read([document(options, "bridge.yaml")], {"topology": "hgx-h100", "nodes": 1})
+        assert made.scenario.file.model.attention == kernel

@@ -327,6 +327,9 @@ def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
     if not any(name in fields.by for name in sizes):
         usual = next((fields[name] for name in sizes if name in fields), 1)
         notes.append(f"no file says how many samples a rank takes at once: {usual}")
+    elif not any(name in fields for name in (*sizes[:2], "batch.count")):  # Megatron's parser asks for it
+        taken = int(made.file.strategy.get("micro_batch_size", 1))
+        notes.append(f"no file says micro_batch_size: {taken}, a replica's whole part of the global batch in one pass")
     tokens = model_of(made).seq_len
     if tokens and "model.seq_len" not in fields:
         notes.append(f"no file says how long a sequence is: {tokens:,} tokens are taken (model.seq_len)")
