@@ -216,12 +216,13 @@ def test_a_program_that_trains_adapters_says_which() -> None:
         exchange.read([run], {"topology": "hgx-h100"}, framework="nemo", model="llama3-8b")
 
 
-def test_a_whole_global_batch_in_one_pass_is_told() -> None:
+def test_a_global_batch_alone_is_asked_for_the_samples_of_a_pass() -> None:
     options = BRIDGE.replace("  micro_batch_size: 1\n", "")
-    made = exchange.read([document(options, "bridge.yaml")], {"topology": "hgx-h100", "nodes": 1})
-    assert made.scenario.file.strategy["micro_batch_size"] == 32
-    assert [note for note in made.notes if "no file says micro_batch_size: 32" in note]
-    assert not [note for note in bridge("").notes if "micro_batch_size" in note]
+    asked = (
+        r"bridge\.yaml.* global_batch_size 32 alone does not say how many samples a pass holds; say micro_batch_size"
+    )
+    with pytest.raises(ScenarioError, match=asked):
+        exchange.read([document(options, "bridge.yaml")], {"topology": "hgx-h100", "nodes": 1})
 
 
 @pytest.mark.parametrize(("name", "kernel"), [("flash", "fa2"), ("fused", "cudnn"), ("unfused", "eager")])

@@ -134,6 +134,7 @@ def read(
         for name in ("nodes", "gpus_per_node"):
             fields.setdefault(f"cluster.{name}", 1)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
+    _ask_for_passes(fields, table)
     if table.name == "torchtitan":
         torchtitan.fill(fields, world)
     tables = _tables(table, fields, place, world)
@@ -320,6 +321,17 @@ def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
     return [f"{name} has the sizes of {shipped_name}"]
 
 
+def _ask_for_passes(fields: ScenarioFields, table: FrameworkTable) -> None:
+    """Raises :class:`ScenarioError` where Megatron-Core would: of a global batch alone it makes no passes
+    (``micro_batch_size must not be None``, megatron/training/arguments.py, ``validate_args``)."""
+    whole = fields.by.get("batch.global")
+    if table.name in {"megatron", "nemo"} and whole is not None and "batch.micro" not in fields:
+        raise ScenarioError(
+            f"{whole.where}: {whole.name} {shown(whole.value)} alone does not say how many samples a pass holds; "
+            "say micro_batch_size beside it"
+        )
+
+
 def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
     """Notes on the length of a sequence and the samples of a pass where nobody says them."""
     notes = []
@@ -327,9 +339,6 @@ def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
     if not any(name in fields.by for name in sizes):
         usual = next((fields[name] for name in sizes if name in fields), 1)
         notes.append(f"no file says how many samples a rank takes at once: {usual}")
-    elif not any(name in fields for name in (*sizes[:2], "batch.count")):  # Megatron's parser asks for it
-        taken = int(made.file.strategy.get("micro_batch_size", 1))
-        notes.append(f"no file says micro_batch_size: {taken}, a replica's whole part of the global batch in one pass")
     tokens = model_of(made).seq_len
     if tokens and "model.seq_len" not in fields:
         notes.append(f"no file says how long a sequence is: {tokens:,} tokens are taken (model.seq_len)")
