@@ -223,6 +223,8 @@ def test_a_model_in_the_words_of_a_fork_is_not_taken_for_a_plain_one(words):
     command = f"torchrun --nproc_per_node 8 pretrain_deepseek.py {SIZES} {words}"
     with pytest.raises(ScenarioError, match="in the words of a fork"):
         script(command)
+    for small, own in (("layers 4", "layers 27"), ("size 512", "size 2048"), ("heads 8", "heads 16")):
+        command = command.replace(small, own)  # sizes that contradict the model given beside them are refused
     given = exchange.read([document(command, "run.sh")], {"topology": "hgx-h100", "nodes": 1}, model="deepseek-v2-lite")
     assert given.tables["model"]["name"] == "deepseek-v2-lite"
 

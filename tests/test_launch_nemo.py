@@ -229,3 +229,19 @@ def test_a_backend_of_attention_is_named_as_python_has_it_too(name: str, kernel:
         options = BRIDGE.replace("  seq_length: 4096\n", f"  seq_length: 4096\n  attention_backend: {word}\n")
         made = exchange.read([document(options, "bridge.yaml")], {"topology": "hgx-h100", "nodes": 1})
         assert made.scenario.file.model.attention == kernel
+
+
+@pytest.mark.parametrize(("size", "own"), [("num_layers: 8", 61), ("num_moe_experts: 48", 384)])
+def test_a_size_that_contradicts_the_model_given_beside_it_is_refused(size: str, own: int) -> None:
+    """It was taken for read, and the named model was played whole."""
+    lines = f"model:\n  {size}\n  seq_length: 4096\ntrain:\n  micro_batch_size: 1\n  global_batch_size: 64\n"
+    asked = f"{size.replace(':', '')}, where --model kimi-k2 has {own}; leave one of them out"
+    with pytest.raises(ScenarioError, match=asked):
+        exchange.read([document(lines, "kimi.yaml")], {"topology": "hgx-h100"}, framework="nemo", model="kimi-k2")
+
+
+def test_a_size_that_is_the_models_own_may_stand_beside_it() -> None:
+    lines = "model:\n  num_layers: 32\n  seq_length: 4096\ntrain:\n  micro_batch_size: 1\n  global_batch_size: 64\n"
+    place = {"topology": "hgx-h100", "nodes": 1}
+    made = exchange.read([document(lines, "run.yaml")], place, framework="nemo", model="llama3-8b")
+    assert made.scenario.file.model.name == "llama3-8b"

@@ -128,7 +128,9 @@ def read(
     unset = next((note for file in read for note in file.notes if UNSET in note), "")
     if unset and model is None and not {"shape.layers", "model.name"} & fields.keys():
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
-    notes += _model(fields, model, read[0].name, trains(read, table, options) if model is None else "")
+    notes += _model(
+        fields, model, (read[0].name, Path(path).parent), trains(read, table, options) if model is None else ""
+    )
     notes += filled(fields, Path(path).parent)
     if fields.get("strategy.kind") == "single":
         for name in ("nodes", "gpus_per_node"):
@@ -196,9 +198,12 @@ def _adapters(
     return []
 
 
-def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -> list[str]:
-    """``[model]``'s name, from its sizes where no name is said; returns notes."""
+def _model(fields: ScenarioFields, model: str | None, files: tuple[str, Path], trained: str) -> list[str]:
+    """``[model]``'s name, from its sizes where no name is said; returns notes. ``files`` : the first that is read, and
+    the folder of the scenario."""
+    file, folder = files
     if model is not None:
+        shapes.refuse_contradiction(model, folder, fields, fields.by)
         fields["model.hf_config" if model.endswith(".json") or "/" in model else "model.name"] = model
         return []
     if "model.name" in fields:

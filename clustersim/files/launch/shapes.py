@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from clustersim.core.errors import ModelError, ScenarioError
@@ -140,6 +141,27 @@ def altered(fields: Table, by: Mapping[str, OptionValue]) -> list[str]:
         return []
     fields["model.options"] = {**fields.get("model.options", {}), **changes}
     return [f"the model is {fields['model.name']} with " + ", ".join(f"{k} = {v}" for k, v in changes.items())]
+
+
+def refuse_contradiction(model: str, folder: Path, fields: Table, by: Mapping[str, OptionValue]) -> None:
+    """Raise :class:`ScenarioError` where a file says other sizes than the ``model`` that is given beside it has.
+
+    model : a shipped name, or the path of a ``config.json`` from ``folder``. by : who said each field.
+    """
+    stated = [name for name in ("layers", "d_model", "heads", "experts.count") if f"shape.{name}" in by]
+    is_file = model.endswith(".json") or "/" in model
+    base = models.shape(folder / model if is_file else model, {}) if stated else None
+    if base is None:
+        return
+    for name in stated:
+        part, _, field = name.rpartition(".")
+        own = getattr(getattr(base, part) if part else base, field, 0)
+        option, value = by[f"shape.{name}"], fields.get(f"shape.{name}")
+        if value is not None and value != own:
+            raise ScenarioError(
+                f"{option.where}: {option.name} {shown(option.value)}, where --model {model} has {own}; "
+                "leave one of them out, or give a config.json of these sizes"
+            )
 
 
 def _has_no_dense(has: Leaves) -> bool:
