@@ -287,6 +287,20 @@ def test_the_backend_is_the_one_the_trace_names():
     assert plain.output == asked.output
 
 
+def test_a_collective_that_came_while_its_stream_was_busy_still_waits_for_what_it_sends():
+    def op(name: str, kind: str, **more: object) -> OpInfo:
+        return OpInfo(name, kind, "compute" if kind == "compute" else "comm", "communication", step=0, **more)
+
+    met = {"nbytes": 4e6, "detail": {"group_size": 2, "dtype": "fp32"}}
+    ops = (op("a", "compute"), op("b", "compute"), op("first", "all_reduce", **met), op("second", "all_reduce", **met))
+    ready, start, end = np.array([[0.0, 0.0, 1.0], [1.0, 1.0, 4.0], [1.0, 1.0, 6.0], [4.25, 4.25, 8.0]]).T
+    run = Timeline(2, ops, (np.arange(2),), np.arange(4), np.zeros(4, dtype=np.int64), ready, start, end, source="x")
+    again = replay(run).simulated.spans()
+    began = dict(zip(again["op"].tolist(), again["start"].tolist(), strict=True))
+    assert began[2] == pytest.approx(1.0)
+    assert began[3] == pytest.approx(4.25)  # its gradients are made at 4, and the host takes a quarter
+
+
 def test_a_trace_without_steps_is_told_no_step_time():
     said = CliRunner().invoke(cli, ["trace", str(GLOO)]).output
     assert "gloo, first span to last" in said

@@ -145,16 +145,21 @@ def told(timeline: Timeline) -> list[str]:
 def test_the_bubble_stands_beside_its_formula():
     (why,) = told(simulated([1.0] * 4, [2.0] * 4, 12))
     assert why == (
-        "the schedule has to fill and drain the pipeline: fill 4.5 s, drain 4.5 s, 25.0% of a stage's work, and "
+        "the schedule has to fill and drain the pipeline: fill 4.5 s, drain 4.5 s, 25.0% of a stage's forwards and backwards, and "
         "(p-1)/m = 3/12 is 25.0%"
     )
+
+
+def test_messages_between_stages_are_no_part_of_what_the_formula_divides_by():
+    (why, *_) = told(simulated([1.0] * 4, [2.0] * 4, 12, transfer=0.25))
+    assert why.endswith("25.0% of a stage's forwards and backwards, and (p-1)/m = 3/12 is 25.0%")
 
 
 def test_chunks_divide_the_formula():
     row = schedule("interleaved_1f1b")
     run = play(row.order(4, 2, 8), row.placement, mode="overlapped", cost=ToyCost(i=1.0, w=1.0))
     assert ideal_bubble(run) == (4, 2, 8)
-    assert told(run)[0].endswith("18.8% of a stage's work, and (p-1)/vm = 3/(2 x 8) is 18.8%")
+    assert told(run)[0].endswith("18.8% of a stage's forwards and backwards, and (p-1)/vm = 3/(2 x 8) is 18.8%")
 
 
 def test_schedules_that_split_backward_have_no_such_formula():

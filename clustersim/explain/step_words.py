@@ -140,21 +140,28 @@ def unit_costs(timeline: Timeline) -> dict[int, dict[str, float]]:
 def _of_schedule(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
     """What the schedule leaves idle, beside the formula where its order has one."""
     row = rows[0]
-    stages = rows[1:]
-    busy = float(np.median([row.step - sum(row.bubble.values()) for row in stages]))
+    busy = _passes_of_a_stage(timeline)
     seconds = sum(row.bubble.get(name, 0.0) for name in ("fill", "drain", "gaps"))
     parts = ", ".join(
         f"{name} {format_time(row.bubble[name])}"
         for name in ("fill", "drain", "gaps")
         if row.bubble.get(name, 0.0) >= LITTLE * seconds
     )
-    sentence = f"the schedule has to fill and drain the pipeline: {parts}, {seconds / busy:.1%} of a stage's work"
+    sentence = f"the schedule has to fill and drain the pipeline: {parts}, {seconds / busy:.1%} of a stage's forwards and backwards"
     formula = ideal_bubble(timeline)
     if formula is None:
         return sentence
     p, v, m = formula
     chunks = f"({v} x {m})" if v > 1 else f"{m}"
     return f"{sentence}, and (p-1)/{'vm' if v > 1 else 'm'} = {p - 1}/{chunks} is {(p - 1) / (v * m):.1%}"
+
+
+def _passes_of_a_stage(timeline: Timeline) -> float:
+    """Seconds of a step that a stage's forwards and backwards take, the median over stages.
+
+    The m(F + B) that formulas divide a bubble by: the optimizer, the host and messages between stages are not of it.
+    """
+    return float(np.median([row.busy for row in pipeline.stage_times(timeline)]))
 
 
 @kept_with_first(maxsize=None)

@@ -54,7 +54,8 @@ class _RankProgress:
         """When a span could have begun [s], which op that was the end of, and what it waits for besides its stream."""
         free, before = self.last.get(span.stream, (self.origin, self.first))
         latest = max((pair for pair in self.ended if pair[0] <= span.begin + JUST), default=(self.origin, -1))
-        if latest[0] > free:
+        came_early = span.begin + JUST < free  # while its stream was busy, after what made what it sends
+        if latest[0] > free or (came_early and latest[1] >= 0):
             return latest[0], (latest[1],), (latest[1],)
         return free, before, () if span.stream in self.last else self.first
 

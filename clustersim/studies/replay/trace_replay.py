@@ -48,6 +48,9 @@ from clustersim.scenario.run.altered import PASSES
 from clustersim.studies.replay.replay_program import ReplayWriter
 from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale, bucket_note, rebucketed
 
+ROUNDING = 1e-12
+"""Shares of a window below this are what sums of times are off by."""
+
 RANK = 200.0
 """[bytes] of a rank of a replay, whatever it does."""
 
@@ -260,7 +263,8 @@ def totals_of(run: Timeline, ranks: Sequence[int], window: SteadyWindow) -> dict
     """Of :data:`TOTALS` in a window, each in seconds, means over these ranks."""
     busy = occupancy(run, np.array(ranks, dtype=np.int64), window.begin, window.end)
     means = {name: float(busy[name].mean()) for name in TOTALS if name != "window_s"}
-    return {"window_s": window.length, **means}
+    nothing = ROUNDING * window.length
+    return {"window_s": window.length} | {name: mean if mean > nothing else 0.0 for name, mean in means.items()}
 
 
 def _compared(writer: ReplayWriter, played: Timeline) -> list[Collectives]:
