@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from clustersim.app.cli import main
+from clustersim.app.cli import cli, main
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +119,16 @@ def test_a_report_is_also_of_a_scenario_or_of_traces(clustersim, tmp_path):
     assert "71.29 ms from first span to last; " in (tmp_path / "trace.html").read_text()
     refused = clustersim("report", *files, "--set", "run.steps=4", "-o", tmp_path / "no.html")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+
+
+def test_traces_of_one_run_are_explained_and_compared_as_files_too():
+    folder = Path(__file__).parent / "data" / "traces" / "gloo_2_ranks"
+    files = sorted(map(str, folder.glob("*.json*")))
+    run = CliRunner().invoke
+    as_files, as_folder = (run(cli, ["explain", *given]).output.split(":", 1)[1] for given in (files, [str(folder)]))
+    assert as_files == as_folder
+    same = run(cli, ["compare", *files, str(folder)])
+    assert "B: gloo_2_ranks" in same.output
+    refused = run(cli, ["compare", *files, *files])
+    assert refused.exit_code == 2
+    assert refused.output.rstrip().endswith("give the traces of each run as a folder")

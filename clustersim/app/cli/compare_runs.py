@@ -13,23 +13,26 @@ from clustersim.app.cli.pictures import picture_path, write_picture
 
 
 @click.command(short_help="Say where two runs differ, worst first.")
-@click.argument("a")
+@click.argument("a", nargs=-1, required=True)
 @click.argument("b")
 @click.option("--top", type=click.IntRange(min=1), default=10, help="How many differences to print.")
 @click.option("--plot", type=PATH, help="Draw both on one time axis (.png, .svg, .pdf).")
 @format_option
 @json_option
-def compare(a: str, b: str, top: int, plot: Path | None, fmt: str | None, as_json: bool) -> None:
+def compare(a: tuple[str, ...], b: str, top: int, plot: Path | None, fmt: str | None, as_json: bool) -> None:
     """Say where two runs differ, worst first.
 
-    A and B are folders that `clustersim run --out` wrote, scenarios, or profiler traces, one of each if you like.
+    A and B are folders that `clustersim run --out` wrote, scenarios, or profiler traces, one of each if you like. A may
+    be several traces, one per rank; so many of B are a folder.
     """
     from clustersim.explain.compare import compare as compared
     from clustersim.explain.compare import sentences
 
     if plot is not None:
         picture_path(plot)
-    run_a = load(a, fmt=fmt)
+    if len(a) > 1 and Path(b).is_file() and Path(b).suffix != ".toml":
+        raise click.UsageError(f"which of {len(a) + 1} files are of B? give the traces of each run as a folder")
+    run_a = load(a[0], (), *a[1:], fmt=fmt)
     run_b = load(b, fmt=fmt)
     with working("comparing"):
         difference = compared(run_a.timeline, run_b.timeline)

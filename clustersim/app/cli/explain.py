@@ -36,7 +36,7 @@ class LoadedRun:
 
 
 @click.command(short_help="Say why a run took as long as it did.")
-@click.argument("run")
+@click.argument("run", nargs=-1, required=True)
 @set_option
 @option_option
 @click.option("--top", type=click.IntRange(min=1), default=10, help="How many causes to print.")
@@ -44,12 +44,18 @@ class LoadedRun:
 @format_option
 @json_option
 def explain(
-    run: str, changes: tuple[str, ...], place: int | None, top: int, rerun: bool, fmt: str | None, as_json: bool
+    run: tuple[str, ...],
+    changes: tuple[str, ...],
+    place: int | None,
+    top: int,
+    rerun: bool,
+    fmt: str | None,
+    as_json: bool,
 ) -> None:
     """Say why a run took as long as it did.
 
     RUN is a folder that `clustersim run --out` wrote, a scenario (a .toml file, the name of a shipped one, or a plan's
-    folder), which is simulated first, or a profiler's trace (a file, or a folder with one per rank).
+    folder), which is simulated first, or profiler traces (one per rank, or a folder of them).
     """
     from clustersim.cluster.files.check import UNSEEN
     from clustersim.collectives.nccl.uneven import NO_RING, UNEVEN
@@ -57,7 +63,7 @@ def explain(
     from clustersim.explain.explain import weighed_again
     from clustersim.studies.what_if.otherwise import at_most, each_change, otherwise
 
-    loaded = load(run, changes, fmt=fmt, place=place)
+    loaded = load(run[0], changes, *run[1:], fmt=fmt, place=place)
     if rerun and loaded.prepared is None:
         raise click.UsageError("--rerun needs a scenario: this run is over")
     with working(f"explaining {loaded.title}") as progress:
