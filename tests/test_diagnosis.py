@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from clustersim.app.cli import cli
 from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files import traces
+from clustersim.files.traces.profiled import BACKEND
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.studies.diagnosis import Site, Suspect, diagnose, profile_findings
-from clustersim.studies.diagnosis.answer import ALONE, CONFIDENT, NEXT, SOURCES, TELLS
+from clustersim.studies.diagnosis.answer import ALONE, CONFIDENT, NEXT, SOURCES, TELLS, judged
 from clustersim.studies.diagnosis.courses import AGAIN, GROWS, ONCE, STAYS, course_of
 from clustersim.studies.diagnosis.profile_findings import ProfiledSteps
 from clustersim.studies.diagnosis.suspects import ANOTHER, LINKS_SLOW, NOTHING, by_kind, finding, ranked
@@ -311,3 +313,14 @@ def test_what_all_ranks_wait_for_alike_does_not_show_in_profiles_and_counters_te
     assert any("does not show in profiles alone: counters of the NICs" in text for text in answer.findings)
     answer = hidden(tmp_path / "b", job, slow)
     assert (answer.suspects[0].kind, answer.suspects[0].port) == ("slow_link", "node1/mlx5_3")
+
+
+def test_a_job_over_gloo_is_asked_for_no_file_of_nccl():
+    run = scenarios.load("ddp_resnet50_1x8_v100").run().timeline
+    asked = {}
+    for library in ("nccl", "gloo"):
+        profiled = replace(run, source="measured", stats={**run.stats, f"{BACKEND}cpu:{library}": 1.0})
+        asked[library] = judged([("kineto", profiled)]).decides
+    assert "nccl" in asked["nccl"].lower()
+    assert asked["gloo"]
+    assert "nccl" not in asked["gloo"].lower()

@@ -551,3 +551,14 @@ def test_old_dumps_of_an_architecture_of_several_gpus_ask_which(tmp_path: Path):
         made(tmp_path, amd_dump("", "910", 1))
     with pytest.raises(TopologyError, match=r"does not say which GPUs these are; say --gpu$"):
         made(tmp_path, amd_dump("", "", 1))
+
+
+def test_nvlinks_in_pairs_are_bridges_and_a_gpu_of_a_board_is_doubted(tmp_path: Path):
+    doubts = {}
+    for gpu in ("A100-SXM4-40GB", "A100-PCIe-40GB"):
+        assumed = made(tmp_path, matrix(8, paired), gpu=gpu).assumed
+        doubts[gpu] = [line for line in assumed if "is no card" in line]
+    assert doubts["A100-PCIe-40GB"] == []
+    assert doubts["A100-SXM4-40GB"] == [
+        "NVLinks join pairs, as bridges join cards, and A100-SXM4-40GB is no card: is it this GPU?"
+    ]

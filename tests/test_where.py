@@ -145,8 +145,8 @@ def told(timeline: Timeline) -> list[str]:
 def test_the_bubble_stands_beside_its_formula():
     (why,) = told(simulated([1.0] * 4, [2.0] * 4, 12))
     assert why == (
-        "the schedule has to fill and drain the pipeline: fill 4.5 s, drain 4.5 s, 25.0% of a stage's forwards and backwards, and "
-        "(p-1)/m = 3/12 is 25.0%"
+        "the schedule has to fill and drain the pipeline: fill 4.5 s, drain 4.5 s, 25.0% of a stage's forwards "
+        "and backwards, and (p-1)/m = 3/12 is 25.0%"
     )
 
 

@@ -147,7 +147,8 @@ def _of_schedule(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
         for name in ("fill", "drain", "gaps")
         if row.bubble.get(name, 0.0) >= LITTLE * seconds
     )
-    sentence = f"the schedule has to fill and drain the pipeline: {parts}, {seconds / busy:.1%} of a stage's forwards and backwards"
+    share = f"{seconds / busy:.1%} of a stage's forwards and backwards"
+    sentence = f"the schedule has to fill and drain the pipeline: {parts}, {share}"
     formula = ideal_bubble(timeline)
     if formula is None:
         return sentence

@@ -70,6 +70,8 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
         )
     if kind.name.startswith(RACKS):
         root.set("near", wires.TRAY)
+    elif "SXM" in kind.name and _in_pairs(matrix):
+        root.set("near", f"NVLinks join pairs, as bridges join cards, and {kind.name} is no card: is it this GPU?")
     cpus: dict[str, ET.Element] = {}
     under = [_together(matrix, near) for near in _NEAR]
     switches: dict[tuple[int, str], ET.Element] = {}
@@ -169,6 +171,13 @@ def _counted(matrix: Matrix, kind: Device, path: Path) -> None:
                 f"{path}: {short(name)} has {needs} NVLinks to other GPUs, and a {kind.name} has "
                 f"{kind.nvlink_links}; is it this GPU?"
             )
+
+
+def _in_pairs(matrix: Matrix) -> bool:
+    """Whether there are more than two GPUs, and NVLinks join each to one other at most."""
+    gpus = [row for name, row in matrix.items() if name.startswith("GPU")]
+    peers = [sum(word.startswith("NV") for word in row.values()) for row in gpus]
+    return len(gpus) > 2 and set(peers) <= {0, 1} and 1 in peers
 
 
 def _link(kind: Device) -> dict[str, str]:

@@ -99,6 +99,8 @@ TELLS: Mapping[str, frozenset[str]] = {
     "tests": STARTING | LINKS_SLOW,
 }
 """Kinds of evidence -> causes that it tells from others."""
+OF_NCCL = frozenset({"inspector", "nccl", "tests"})
+"""Kinds of evidence that only a job over NCCL or RCCL has."""
 
 
 class RankedSuspect(msgspec.Struct, frozen=True):
@@ -182,7 +184,7 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
         suspects=[_told(suspect, share) for suspect, share in order[:LISTED]],
         findings=[finding.text for finding in findings],
         sources=given,
-        decides=_decides(order[0], order[1], given),
+        decides=_decides(order[0], order[1], [*given, *_not_to_be_had(read)]),
         ranks=site.ranks,
     )
 
@@ -281,8 +283,17 @@ def _findings(kind: str, answer: Read, suspects: Sequence[Suspect], site: Site) 
         yield from benchmark_findings.of_inspector(answer, suspects, site)
 
 
+def _not_to_be_had(read: Sequence[ReadFile]) -> frozenset[str]:
+    """Kinds of evidence that the job cannot give: NCCL's own of one whose profiles name another library, as Gloo."""
+    named = {traces.backend_of(answer) for _, answer in read if isinstance(answer, Timeline)} - {None}
+    return frozenset() if not named or "nccl" in named else OF_NCCL
+
+
 def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given: Sequence[str]) -> str:
-    """What evidence would tell two suspects apart; nothing where the first is far before the second."""
+    """What evidence would tell two suspects apart; nothing where the first is far before the second.
+
+    given : kinds of evidence that are there, or cannot be.
+    """
     (one, share), (other, _) = first, second
     if share >= CONFIDENT:
         return ""
