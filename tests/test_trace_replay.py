@@ -17,7 +17,8 @@ from clustersim.app.cli import cli
 from clustersim.cluster import files as fabrics
 from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError, TraceError
-from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
+from clustersim.explain.explain import explain
 from clustersim.files import traces
 from clustersim.files.traces.saved import load_run
 from clustersim.studies.replay.replay_scale import Scale
@@ -299,6 +300,14 @@ def test_a_collective_that_came_while_its_stream_was_busy_still_waits_for_what_i
     began = dict(zip(again["op"].tolist(), again["start"].tolist(), strict=True))
     assert began[2] == pytest.approx(1.0)
     assert began[3] == pytest.approx(4.25)  # its gradients are made at 4, and the host takes a quarter
+
+
+def test_a_replay_of_ranks_without_a_gpu_is_explained_without_gpus():
+    run = traces.read(sorted(GLOO.iterdir()))
+    for times in (1, 2):
+        again = replay(run, scale=Scale(times=times)).simulated
+        assert again.stats[WITHOUT_GPU] == 2.0 * times
+        assert not any("GPU" in text for text in explain(again).causes)
 
 
 def test_a_trace_without_steps_is_told_no_step_time():

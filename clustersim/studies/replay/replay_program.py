@@ -24,7 +24,7 @@ from clustersim.core.program import (
     Role,
     Send,
 )
-from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
 from clustersim.explain import pipeline
 from clustersim.files.traces.pipeline_csv import STEPS_APART
 from clustersim.studies.replay.replay_peers import MeasuredSpan, Peers, peers_of, side_by_side
@@ -301,6 +301,7 @@ class ReplayWriter:
             if int(origin[op]) in self.met:  # it began to wait where its meeting did
                 ready[row] = came.get((op - 1, ranks), ready[row])
         measured = origin[played.row_op] >= 0
+        cpus = self.times * self.measured.stats.get(WITHOUT_GPU, 0.0)
         links = None if played.links is None else replace(played.links, transfer_op=origin[played.links.transfer_op])
         row_set = played.row_set[measured]
         start = played.row_start[measured]
@@ -317,7 +318,7 @@ class ReplayWriter:
             links=links,
             source=source,
             rank_node=played.rank_node,
-            stats=played.stats,
+            stats=played.stats | ({WITHOUT_GPU: cpus} if cpus else {}),
         )
 
     def notes(self) -> list[str]:
