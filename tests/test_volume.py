@@ -50,6 +50,7 @@ def test_a_parameter_server_takes_and_gives_every_workers_gradients():
     for op in ("push", "pull"):
         assert rows[op]["sent"] == rows[op]["received"] == pytest.approx(8 * z)
     assert (rows["pull request"]["count"], rows["pull request"]["ranks"]) == (1, 8)
+    assert (rows["pull"]["count"], rows["pull"]["ranks"]) == (rows["push"]["count"], rows["push"]["ranks"])
 
 
 def test_payload_on_links_is_what_was_sent_where_each_transfer_takes_one_link_of_a_kind():

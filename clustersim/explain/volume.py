@@ -27,8 +27,8 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
     Returns a dict of columns:
 
     * ``op``: a collective's kind, or the first word of a message ("push", "pull", "send").
-    * ``count``: calls a step, as one rank counts them: collectives that it takes part in, or messages that it sends;
-      mean over ``ranks``, those that do any.
+    * ``count``: calls a step, as one rank counts them: collectives that it takes part in, messages that it sends, or
+      pulls that it gets; mean over ``ranks``, those that do any.
     * ``sent``, ``received`` [bytes]: by all ranks together, of payload: what the algorithm played needs, see
       :func:`clustersim.collectives.volume.per_member`. A switch that adds and multicasts (NVLS) sends and receives
       too, so the two may differ.
@@ -43,11 +43,11 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
     nbytes_of = MemberBytes(timeline.world_size)
 
     def facts(op: OpInfo) -> tuple[float, ...]:
-        """Of an op its row, whether it counts (a message does where it is sent), and bytes out and in."""
+        """Of an op its row, whether it counts (a message does where it is asked for), and bytes out and in."""
         if op.kind == "compute" or op.step not in wanted:
             return -1, 0, 0, 0
         row = rows.setdefault(sort(op), len(rows))
-        return row, op.kind != "recv", *nbytes_of(op)
+        return row, op.kind != ("send" if _word(op) == PULL else "recv"), *nbytes_of(op)
 
     rows_of_ops, counts, out, into = of_each(timeline.ops, facts, np.float64).reshape(-1, 4).T
     row_of = rows_of_ops.astype(np.int64)
@@ -98,6 +98,10 @@ def by_dimension(timeline: Timeline, steps: Sequence[int], workers: int) -> Colu
     table = volume(timeline, steps, dimension)
     columns = {name: column for name, column in table.items() if name not in {"op", "count", "ranks"}}
     return {"dimension": table["op"], "sent_per_gpu": table["sent"] / workers, **columns}
+
+
+PULL = "pull"
+"""A message that is for who gets it to ask for: a worker pulls, and a server sends."""
 
 
 def _word(op: OpInfo) -> str:
