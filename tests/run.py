@@ -48,7 +48,7 @@ def main() -> int:
         # One after the other, beside the tests: mypy alone would leave all cores but one idle.
         style = {name: beside.submit(_captured, command, environment) for name, command in style_checks().items()}
         print("== pytest", flush=True)
-        tests = [sys.executable, "-m", "pytest", "-n", workers(), "--dist", "worksteal", *words]
+        tests = [sys.executable, "-m", "pytest", "-n", workers(), "--dist", "worksteal", "--durations=25", *words]
         failed = ["pytest"] if subprocess.run(tests, cwd=ROOT, env=environment, check=False).returncode else []
     for name, outcome in style.items():
         code, text = outcome.result()
