@@ -9,7 +9,7 @@ import pytest
 
 import clustersim as package
 from clustersim.core.facts import RunFacts
-from clustersim.explain.advice import needed_with
+from clustersim.explain.advice import needed_with, state_with
 from clustersim.explain.explain import explain
 from clustersim.studies.what_if.otherwise import at_most, otherwise
 from clustersim.studies.what_if.rerun import larger_batch, rerun_saving, step_time
@@ -56,7 +56,13 @@ def test_twice_the_samples_that_may_run_out_say_how_likely():
     else:
         pytest.fail("no batch of this model may run out")
     result = package.load(SINGLE, {**changes, "strategy.micro_batch_size": samples}).run()
-    explanation = explain(result.timeline, RunFacts.of(result.to_dict()))
+    facts = RunFacts.of(result.to_dict())
+    explanation = explain(result.timeline, facts)
+    state, share = state_with(facts, 2.0)  # as of a saved run, which is not run again
+    (bound,) = of_samples(explanation.bounds)
+    assert state == "may run out"
+    assert bound.endswith(f", but it may run out of memory (likelihood {share:.0%})")
+    assert share == pytest.approx(load.prepare().verdict.runs_out, abs=0.1)
     (told,) = of_samples(otherwise(result.prepared, result.timeline, explanation).text)
     twice = result.scenario.changed(larger_batch(result.prepared, 2.0)).prepare().verdict
     assert f"may run out of memory (likelihood {twice.runs_out:.0%})" in told

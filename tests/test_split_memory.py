@@ -85,7 +85,7 @@ def test_the_command_prints_stages_within_100_columns(clustersim, arguments):
     assert "[GiB]" in done.stdout
     if len(arguments) == 1:
         assert "stage 0, which holds most, fits on A100-SXM4-80GB" in done.stdout
-        assert "F 7.0" in done.stdout
+        assert "F m.c, B m.c: forward, backward of micro-batch m" in done.stdout
 
 
 def test_json_has_the_stages(clustersim):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clustersim.core.facts import RunFacts
-from clustersim.core.memory_states import DOES_NOT_FIT, MAY_RUN_OUT
+from clustersim.core.memory_states import DOES_NOT_FIT, FITS, MAY_RUN_OUT, likelihood, verdict_of
 from clustersim.core.units import format_bytes
 from clustersim.explain.knobs import KNOB_NAMED
 
@@ -33,21 +33,36 @@ def needed_with(facts: RunFacts, factor: float) -> float:
     return sum(memory.by.values()) + (factor - 1.0) * sum(memory.by.get(part, 0.0) for part in OF_SAMPLES)
 
 
+def state_with(facts: RunFacts, factor: float) -> tuple[str, float]:
+    """One of the states of the fullest GPU's memory with ``factor`` times the samples a micro-batch, and how likely it
+    runs out; what allocator and libraries take besides is taken to grow as what is held does."""
+    memory = facts.memory
+    held = sum(memory.by.values())
+    needed = needed_with(facts, factor)
+    if not held or not needed:
+        return FITS, 0.0
+    more = needed / held
+    least, most = memory.shown_range_bytes
+    shown = memory.shown_bytes * more
+    share = likelihood((least * more, most * more), shown, memory.device_bytes)
+    return verdict_of(needed, shown, memory.device_bytes), share
+
+
 def has_room(facts: RunFacts, factor: float) -> bool:
     """Whether ``factor`` times the samples a micro-batch may fit in memory; what is not known to be short has room."""
     return needed_with(facts, factor) <= facts.memory.device_bytes
 
 
-def may_run_out(likelihood: float) -> str:
-    """What stands behind advice whose memory may run out."""
-    return f", but it may run out of memory (likelihood {likelihood:.0%})"
+def may_run_out(share: float) -> str:
+    """What stands behind advice whose memory may run out, so likely."""
+    return f", but it may run out of memory (likelihood {share:.0%})"
 
 
-def roomy(text: str, state: str, needed: float, device: float, likelihood: float = 0.0) -> str:
+def roomy(text: str, state: str, needed: float, device: float, runs_out: float = 0.0) -> str:
     """A what-if of memory with its verdict.
 
     text : what it would save. state : of :mod:`clustersim.core.memory_states`. needed, device : [bytes], asked and
-    there.
+    there. runs_out : how likely.
 
     >>> roomy("batch x2 would save 5.0%", "fits", 1.0, 2.0)
     'batch x2 would save 5.0%'
@@ -58,5 +73,5 @@ def roomy(text: str, state: str, needed: float, device: float, likelihood: float
         turned = text.partition(" would save ")[0]
         return f"{turned} {NO_ROOM} in memory: it needs at least {format_bytes(needed)} of {format_bytes(device)}"
     if state == MAY_RUN_OUT:
-        return text + may_run_out(likelihood)
+        return text + may_run_out(runs_out)
     return text

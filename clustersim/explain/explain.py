@@ -9,11 +9,10 @@ import numpy as np
 
 from clustersim.core.arrays import Columns
 from clustersim.core.facts import UNKNOWN, RunFacts
-from clustersim.core.memory_states import DOES_NOT_FIT
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
-from clustersim.explain.advice import has_room, in_own_words, needed_with, roomy
+from clustersim.explain.advice import has_room, in_own_words, needed_with, roomy, state_with
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
 from clustersim.explain.cause_kinds import FACTOR
@@ -119,11 +118,11 @@ def _bounds(timeline: Timeline, facts: RunFacts, bounded: bool) -> Columns:
         return {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
     idle = unused(timeline)
     table = whatif(timeline, factor=FACTOR, knobs=tuple(k for k in KNOBS if k not in idle), peak_flops=facts.peak_flops)
-    short = not has_room(facts, FACTOR)
+    state, runs_out = state_with(facts, FACTOR)
     needed = needed_with(facts, FACTOR)
     texts = [in_own_words(text, facts) for text in table["text"].tolist()]
     texts = [
-        roomy(text, DOES_NOT_FIT, needed, facts.memory.device_bytes) if short and knob == "batch" else text
+        roomy(text, state, needed, facts.memory.device_bytes, runs_out) if knob == "batch" else text
         for knob, text in zip(table["knob"].tolist(), texts, strict=True)
     ]
     return table | {"text": np.array(texts)}

@@ -136,7 +136,7 @@ def read(
         for name in ("nodes", "gpus_per_node"):
             fields.setdefault(f"cluster.{name}", 1)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
-    _ask_for_passes(fields, table)
+    batches.ask_for_passes(fields, table)
     if table.name == "torchtitan":
         torchtitan.fill(fields, world)
     tables = _tables(table, fields, place, world)
@@ -324,17 +324,6 @@ def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
         return []
     fields["model.name"] = shipped_name
     return [f"{name} has the sizes of {shipped_name}"]
-
-
-def _ask_for_passes(fields: ScenarioFields, table: FrameworkTable) -> None:
-    """Raises :class:`ScenarioError` where Megatron-Core would: of a global batch alone it makes no passes
-    (``micro_batch_size must not be None``, megatron/training/arguments.py, ``validate_args``)."""
-    whole = fields.by.get("batch.global")
-    if table.name in {"megatron", "nemo"} and whole is not None and "batch.micro" not in fields:
-        raise ScenarioError(
-            f"{whole.where}: {whole.name} {shown(whole.value)} alone does not say how many samples a pass holds; "
-            "say micro_batch_size beside it"
-        )
 
 
 def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
