@@ -62,11 +62,6 @@ def together(folder: Path) -> Iterator[Callable[[str], Path]]:
             UNFINISHED.discard(temporary)
 
 
-def named(path: Path) -> Path:
-    """The name that a temporary file will have; any other path as it is."""
-    return path.with_name(re.sub(r"^\.\d+-", "", path.name))
-
-
 Picture = Callable[[Path], None]
 """Draws to a path."""
 

@@ -55,7 +55,7 @@ class RunDifference(msgspec.Struct, frozen=True):
     step_a: float
     step_b: float
     text: list[str]
-    has_steps: bool = True
+    has_steps: bool
 
 
 _OPS = (
@@ -82,12 +82,12 @@ def compare(a: Timeline, b: Timeline) -> RunDifference:
     ops = {name: column[order] for name, column in ops.items()}
     states = _states(a, b)
     before, after = (steady_window(run).step_time for run in (a, b))
-    counted = {name: has_steps(run) for name, run in (("A", a), ("B", b))}
-    text = _text(states, before, after, a_step=" a step" if any(counted.values()) else "")
-    if any(counted.values()):
-        without = [name for name, numbered in counted.items() if not numbered]
+    without = [name for name, run in (("A", a), ("B", b)) if not has_steps(run)]
+    has_any = len(without) < 2
+    text = _text(states, before, after, a_step=" a step" if has_any else "")
+    if has_any:
         text += [f"{name} has no steps: from its first span to its last counts as one" for name in without]
-    return RunDifference(ops, states, before, after, text, any(counted.values()))
+    return RunDifference(ops, states, before, after, text, has_any)
 
 
 def _works(run: Timeline) -> list[_OpWork]:

@@ -119,7 +119,7 @@ class SteadyWindow:
     begin: float
     end: float
     first: float
-    left_out: int = 0
+    left_out: int
 
     @property
     def length(self) -> float:
@@ -159,11 +159,12 @@ def steady_window(timeline: Timeline) -> SteadyWindow:
 
     Raises :class:`ProgramError` for an empty timeline.
     """
-    step_numbers, begin, end = _step_ends(timeline)
+    steps = _step_ends(timeline)
+    step_numbers, begin, end = steps
     skip = min(WARMUP, len(step_numbers) - 1)
     if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
         skip = min(warm_up(np.diff(end, prepend=begin)), len(step_numbers) - 1)
-    return window_after(timeline, skip)
+    return _after(steps, skip)
 
 
 def window_after(timeline: Timeline, left_out: int) -> SteadyWindow:
@@ -171,7 +172,12 @@ def window_after(timeline: Timeline, left_out: int) -> SteadyWindow:
 
     Raises :class:`ProgramError` for an empty timeline.
     """
-    step_numbers, begin, end = _step_ends(timeline)
+    return _after(_step_ends(timeline), left_out)
+
+
+def _after(steps: tuple[Ints, float, Floats], left_out: int) -> SteadyWindow:
+    """The window without the first of the steps that :func:`_step_ends` says."""
+    step_numbers, begin, end = steps
     return SteadyWindow(
         step_numbers[left_out:],
         float(end[left_out - 1]) if left_out else begin,

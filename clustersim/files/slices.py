@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import TraceError
-from clustersim.core.outputs import fresh, named
+from clustersim.core.outputs import fresh
 from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, step_ends
@@ -63,7 +63,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
             if squeeze:
                 file.write(squeeze.flush())
     except OSError as error:
-        raise TraceError(f"{named(path)}: cannot write the trace: {error.strerror}") from None
+        raise TraceError(f"{path}: cannot write the trace: {error.strerror}") from None
 
 
 def ranks_to_write(timeline: Timeline, ranks: Sequence[int] | None) -> tuple[int, ...]:

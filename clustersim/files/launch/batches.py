@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clustersim.core.errors import ScenarioError, nearest_divisor
-from clustersim.core.texts import shown
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.files.launch.table import FrameworkTable
 
@@ -84,9 +83,7 @@ def told(micro: int, count: int, replicas: int, pipeline: bool) -> Mapping[str, 
 def ask_for_passes(fields: ScenarioFields, table: FrameworkTable) -> None:
     """Raises :class:`ScenarioError` where Megatron-Core would: of a global batch alone it makes no passes
     (``micro_batch_size must not be None``, megatron/training/arguments.py, ``validate_args``)."""
-    whole = fields.by.get("batch.global")
-    if table.name in {"megatron", "nemo"} and whole is not None and "batch.micro" not in fields:
-        raise ScenarioError(
-            f"{whole.where}: {whole.name} {shown(whole.value)} alone does not say how many samples a pass holds; "
-            "say micro_batch_size beside it"
-        )
+    is_alone = "batch.global" in fields.by and "batch.micro" not in fields
+    if is_alone and table.name in {"megatron", "nemo"}:
+        why = "alone does not say how many samples a pass holds; say micro_batch_size beside it"
+        raise _wrong(fields, "batch.global", why)

@@ -111,12 +111,13 @@ def read(
     notes += _alone(read, fields, cluster)
     notes += _unlaunched(read, table, fields, cluster)
     config = next((file.name for file in read if file.kind == MODEL), None)
+    folder = Path(path).parent
     if config is not None and model is None:
-        model = f"./{os.path.relpath(config, Path(path).parent)}"
+        model = f"./{os.path.relpath(config, folder)}"
     used = apply(table, options, fields, model)
     notes += _named(fields, table)
     notes += _adapters(read, table, options, fields, used)
-    notes += seeing.taken(options, fields, used, model, Path(path).parent)
+    notes += seeing.taken(options, fields, used, model, folder)
     complete(read, table, options, used, notes)
     left = others(table, options, used)
     for name, value in table.fixed.items():
@@ -128,14 +129,12 @@ def read(
     unset = next((note for file in read for note in file.notes if UNSET in note), "")
     if unset and model is None and not {"shape.layers", "model.name"} & fields.keys():
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
-    notes += _model(
-        fields, model, (read[0].name, Path(path).parent), trains(read, table, options) if model is None else ""
-    )
-    notes += filled(fields, Path(path).parent)
+    notes += _model(fields, model, (read[0].name, folder), trains(read, table, options) if model is None else "")
+    notes += filled(fields, folder)
     if fields.get("strategy.kind") == "single":
         for name in ("nodes", "gpus_per_node"):
             fields.setdefault(f"cluster.{name}", 1)
-    place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
+    place, world = machine(fields, cluster, notes, read[0].name, folder)
     batches.ask_for_passes(fields, table)
     if table.name == "torchtitan":
         torchtitan.fill(fields, world)
@@ -204,7 +203,7 @@ def _model(fields: ScenarioFields, model: str | None, files: tuple[str, Path], t
     file, folder = files
     if model is not None:
         shapes.refuse_contradiction(model, folder, fields, fields.by)
-        fields["model.hf_config" if model.endswith(".json") or "/" in model else "model.name"] = model
+        fields["model.hf_config" if shapes.is_config_path(model) else "model.name"] = model
         return []
     if "model.name" in fields:
         _known(fields)

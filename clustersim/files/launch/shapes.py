@@ -143,14 +143,18 @@ def altered(fields: Table, by: Mapping[str, OptionValue]) -> list[str]:
     return [f"the model is {fields['model.name']} with " + ", ".join(f"{k} = {v}" for k, v in changes.items())]
 
 
+def is_config_path(model: str) -> bool:
+    """Whether a model that is given is the path of its ``config.json``, and not a shipped one's name."""
+    return model.endswith(".json") or "/" in model
+
+
 def refuse_contradiction(model: str, folder: Path, fields: Table, by: Mapping[str, OptionValue]) -> None:
     """Raise :class:`ScenarioError` where a file says other sizes than the ``model`` that is given beside it has.
 
     model : a shipped name, or the path of a ``config.json`` from ``folder``. by : who said each field.
     """
     stated = [name for name in ("layers", "d_model", "heads", "experts.count") if f"shape.{name}" in by]
-    is_file = model.endswith(".json") or "/" in model
-    base = models.shape(folder / model if is_file else model, {}) if stated else None
+    base = models.shape(folder / model if is_config_path(model) else model, {}) if stated else None
     if base is None:
         return
     for name in stated:

@@ -67,15 +67,20 @@ def typed_layers(module: torch.nn.Module, step: TracedStep, batch: int, types: T
         notes.append(
             f"{few(step.uncounted, _TOLD)}: of their FLOPs nothing is known; they take the time of their bytes"
         )
-    recurrent = [name for name, child in module.named_modules() if isinstance(child, torch.nn.RNNBase)]
+    recurrent = _modules_of(module, torch.nn.RNNBase)
     if recurrent:
         notes.append(f"{few(recurrent, _TOLD)}: cells are traced one by one, where cuDNN joins them")
-    synced = [name for name, child in module.named_modules() if isinstance(child, torch.nn.SyncBatchNorm)]
+    synced = _modules_of(module, torch.nn.SyncBatchNorm)
     if synced:
         notes.append(
             f"{few(synced, _TOLD)}: what SyncBatchNorm exchanges between GPUs, forward and backward, is not played"
         )
     return TypedLayers(rows, work.works, chained, tuple(notes))
+
+
+def _modules_of(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[str]:
+    """Names of the modules of a kind within a module."""
+    return [name for name, child in module.named_modules() if isinstance(child, kind)]
 
 
 def model_file(
