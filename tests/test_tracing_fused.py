@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from conftest import ROOT
 
 import clustersim
+from clustersim.core.device import device
+from clustersim.core.model import Kernel
 from clustersim.model import model
+from clustersim.model.seconds import Execution, setting
+from clustersim.model.seconds.kernels import spent
 from clustersim.model.traced import read_model_file
 
 pytest.importorskip("torch", reason="needs torch")
@@ -169,3 +175,125 @@ def test_attention_whose_weights_are_asked_for_keeps_its_scores_and_a_mask_of_a_
     kept = sum(kernel.kept for kernel in kernels)
     tokens = 8 * 128 * 64 * 2  # what stands between the products, and no more
     assert 0 <= kept - SCORES * (2 + 1 + 2) < tokens  # of the scores: softmax, mask, what meets the values
+
+
+OPERANDS = """
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Called(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.up = nn.Linear(64, 192)
+        self.bias = nn.Parameter(torch.zeros(4, 128, 128))
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.up(x).chunk(3, -1))
+        return self.attend(q, k, v).float().sum()
+
+    def attend(self, q, k, v):
+        tokens = q.shape[2]
+        if self.how == "bools":
+            seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+            return scaled_dot_product_attention(q, k, v, attn_mask=seen[None, None])
+        if self.how == "bias":
+            return scaled_dot_product_attention(q, k, v, attn_mask=self.bias.to(q.dtype)[None])
+        if self.how == "widths":
+            return scaled_dot_product_attention(q, k, v[..., :8])
+        if self.how == "fp32":
+            return scaled_dot_product_attention(q.float(), k.float(), v.float())
+        if self.how == "three":
+            return scaled_dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+        if self.how == "strided":
+            return scaled_dot_product_attention(q.mT.contiguous().mT, k, v)
+        if self.how == "odd":
+            return scaled_dot_product_attention(q[..., :15], k[..., :15], v)
+        if self.how == "switched off":
+            with sdpa_kernel(SDPBackend.MATH):
+                return scaled_dot_product_attention(q, k, v)
+        return scaled_dot_product_attention(q, k, v)
+"""
+
+
+def called(folder, how):
+    """The file of :data:`OPERANDS`, and kernels of its step in bf16."""
+    file = folder / "operands.py"
+    file.write_text(OPERANDS)
+    made = trace_model(
+        Target(*target_of(f"{file}:Called"), None, {"how": how}), (read_input("floats[2, 128, 64]"),), ("bf16",)
+    )
+    return made, [kernel for work in made.works for kernel in work["bf16"].kernels]
+
+
+@pytest.mark.parametrize(
+    ("how", "flash", "fp32", "more"),
+    [
+        ("plain", True, False, 0),
+        ("bools", False, False, 128 * 128 * 2 / 2),  # its mask in numbers, for both samples
+        ("bias", False, False, 0),
+        ("widths", False, False, -128 * 4 * 8 * 2),  # half of an output
+        ("fp32", True, True, 128 * 64 * 4 * 4 - 128 * 64 * 4 * 2),
+    ],
+)
+def test_a_fused_kernel_runs_where_pytorch_has_one_and_flash_attention_only_where_it_is_written_for(
+    tmp_path, how, flash, fp32, more
+):
+    plain = next(kernel for kernel in called(tmp_path, "plain")[1] if kernel.kind == "attention")
+    kernel = next(kernel for kernel in called(tmp_path, how)[1] if kernel.kind == "attention")
+    assert (kernel.flash, kernel.fp32) == (flash, fp32)
+    assert kernel.kept - plain.kept == more
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("three", "3 dimensions"),
+        ("strided", "side by side"),
+        ("odd", "no multiple of 8"),
+        ("switched off", "switches the fused kernels off"),
+    ],
+)
+def test_attention_that_no_fused_kernel_takes_keeps_its_scores_in_fp32_and_says_why(tmp_path, how, reason):
+    made, kernels = called(tmp_path, how)
+    assert not any(kernel.kind == "attention" for kernel in kernels)
+    assert [kernel.fp32 for kernel in kernels if kernel.name == "product"] == [True, True]
+    assert sum(kernel.kept for kernel in kernels) > SCORES * 4
+    assert any(reason in note for note in made.notes)
+
+
+def test_a_fused_kernel_takes_operands_of_equal_samples_and_heads_but_grouped_ones():
+    import torch
+
+    from clustersim.model.tracing.fused_attention import attention_call, unfused_reason
+
+    heads = torch.zeros(2, 4, 128, 16, dtype=torch.bfloat16)
+    assert unfused_reason(attention_call(heads, heads, heads)) == ""
+    assert "numbers of heads" in unfused_reason(attention_call(heads, heads[:, :2], heads[:, :2]))
+    assert unfused_reason(attention_call(heads, heads[:, :2], heads[:, :2], enable_gqa=True)) == ""
+    assert "numbers of samples" in unfused_reason(attention_call(heads, heads[:1], heads[:1]))
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("H100-SXM5-80GB", "fa2"), ("B200-SXM-180GB", "cudnn")])
+def test_attention_that_flash_attention_has_no_room_for_is_priced_by_the_kernel_that_runs_it(name, kernel):
+    row = Kernel("a", "attention", flops=4e9, backward_flops=1e10, nbytes=1e6, heads=32, head_dim=128, seq=2048)
+    where = setting(device(name), Execution(dtype="bf16"))
+    assert where.attention_kernel == kernel
+    plain, masked, wide = (
+        sum(spent(where, kernel_row, 4, "F")[:2])
+        for kernel_row in (row, replace(row, flash=False), replace(row, fp32=True))
+    )
+    efficient = sum(spent(replace(where, attention_kernel="efficient"), row, 4, "F")[:2])
+    assert masked == (efficient if kernel == "fa2" else plain)
+    assert wide > 4 * plain
+
+
+def test_a_product_in_fp32_among_others_takes_the_time_that_it_takes_in_fp32():
+    row = Kernel("p", "gemm", m=4096, n=4096, k=4096, flops=2 * 4096.0**3, backward_flops=4 * 4096.0**3)
+    half, full = (setting(device("H100-SXM5-80GB"), Execution(dtype=dtype)) for dtype in ("bf16", "fp32"))
+    for part in ("F", "B"):
+        assert spent(half, replace(row, fp32=True), 1, part) == spent(full, row, 1, part)
+        assert spent(half, row, 1, part)[0] < 0.2 * spent(full, row, 1, part)[0]

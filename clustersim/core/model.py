@@ -90,7 +90,9 @@ class Kernel:
         type, where they are not the products': an fp32 tensor between 16-bit ones, a cast that autocast adds.
     groups : int, of a grouped convolution; of a scan, heads of values for each of keys.
     heads, head_dim, seq : for attention; ``heads`` of values and ``seq`` for a scan. causal : half of the square is
-        computed.
+        computed. flash : FlashAttention has room for it; else (a mask, heads of two widths) PyTorch's memory-efficient
+        kernel or cuDNN's runs it.
+    fp32 : a product or an attention that runs in fp32 whatever the type of the others.
     launches, backward_launches : GPU kernels launched.
     cut : how tensor parallelism divides it, one of :data:`CUTS`.
     repeat : that many equal kernels (the grouped products of a rank's experts); sizes and FLOPs are of all together,
@@ -129,6 +131,8 @@ class Kernel:
     halves: str = "IW"
     document: float = 0.0
     rebuilt: bool = False
+    fp32: bool = False
+    flash: bool = True
 
     @property
     def first_reader(self) -> bool:

@@ -18,6 +18,8 @@ KINDS = ("gemm", "conv", "attention", "scan", "memory", "recurrent", "host")
 
 # Passes over the score matrix of unfused attention besides its GEMMs: scale, mask, softmax, dropout.
 _EAGER_PASSES = 9.0
+FLASH_KERNELS = frozenset({"fa1", "triton", "fa2", "fa3"})
+"""Kernels that have no room for a mask and run in 16 bits alone."""
 
 
 def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float, str]:
@@ -80,6 +82,7 @@ def flops(kernel: Kernel, part: str) -> float:
 
 def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
     """Seconds of arithmetic and of memory traffic of a kernel, without the kernel floor."""
+    where = _setting_of(where, kernel)
     backward = part not in {"F", "R"}
     if kernel.kind == "host" or (part == "W" and not weighted(kernel)) or (backward and not kernel.halves):
         return 0.0, 0.0
@@ -96,6 +99,16 @@ def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
     if kernel.kind == "recurrent":
         return _recurrent(where, kernel, batch, backward=backward)
     return _linear(where, kernel, batch, part)
+
+
+def _setting_of(where: Setting, kernel: Kernel) -> Setting:
+    """How one kernel runs: in fp32 among others of 16 bits, or by the kernel that takes what FlashAttention does not.
+    cuDNN's takes masks and heads of two widths, too."""
+    where = where.with_dtype("fp32") if kernel.fp32 else where
+    if (kernel.flash and not kernel.fp32) or kernel.kind != "attention" or where.attention_kernel not in FLASH_KERNELS:
+        return where
+    kernels = where.device.attention
+    return replace(where, attention_kernel="efficient" if "efficient" in kernels else "eager")
 
 
 def _recurrent(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:

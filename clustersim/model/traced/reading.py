@@ -143,7 +143,7 @@ def _work(work: LayerWork, types: int) -> tuple[tuple[Kernel, ...], float]:
 
 def _kernel(row: KernelRow, types: int) -> Kernel:
     """The kernel, with elements of the size by which it is priced."""
-    wide = types == FULL or (types == AUTOCAST and row.kind == "memory" and moves_fp32(row.name))
+    wide = types == FULL or row.fp32 or (types == AUTOCAST and row.kind == "memory" and moves_fp32(row.name))
     element = 4.0 if wide else 2.0
     return Kernel(
         row.name,
@@ -161,6 +161,8 @@ def _kernel(row: KernelRow, types: int) -> Kernel:
         head_dim=row.head_dim,
         seq=row.seq,
         causal=row.causal,
+        fp32=row.fp32,
+        flash=row.flash,
         launches=row.launches,
         backward_launches=row.backward_launches,
         cut="whole",

@@ -31,7 +31,7 @@ class KernelRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     Parameters
     ----------
     nbytes, backward_nbytes : moved per sample. kept : per sample, from forward to its backward. working : per sample,
-        that its backward holds beside what is kept and its layer's gradient.
+        that its backward holds beside what is kept and its layer's gradient. fp32, flash : as a kernel's.
     """
 
     name: str
@@ -45,6 +45,8 @@ class KernelRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     head_dim: Count = 0
     seq: Count = 0
     causal: bool = False
+    fp32: bool = False
+    flash: bool = True
     repeat: Positive = 1
     launches: Count = 1
     backward_launches: Count = 0

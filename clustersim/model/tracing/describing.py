@@ -67,6 +67,12 @@ def typed_layers(module: torch.nn.Module, step: TracedStep, batch: int, types: T
         notes.append(
             f"{few(step.uncounted, _TOLD)}: of their FLOPs nothing is known; they take the time of their bytes"
         )
+    notes.extend(
+        f"attention runs as products and a softmax, since no fused kernel takes it: {reason}" for reason in step.unfused
+    )
+    wide = dict.fromkeys(row.name for work in work.works for row in work.kernels if row.fp32)
+    if wide:
+        notes.append(f"{few(wide, _TOLD)}: run in fp32 among others of 16 bits (TF32 where a run sets it is faster)")
     recurrent = _modules_of(module, torch.nn.RNNBase)
     if recurrent:
         notes.append(f"{few(recurrent, _TOLD)}: cells are traced one by one, where cuDNN joins them")

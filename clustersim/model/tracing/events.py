@@ -55,13 +55,15 @@ class ConvolutionShape:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """A fused attention: ``heads`` of all samples, elements of one, and tokens of its queries."""
+    """A fused attention: ``heads`` of all samples, elements of one, and tokens of its queries; ``flash`` :
+    FlashAttention is written for it, and not PyTorch's memory-efficient kernel alone."""
 
     heads: int
     kv_heads: int
     head_dim: int
     seq: int
     causal: bool
+    flash: bool = True
 
 
 Shape = Product | ConvolutionShape | AttentionShape
@@ -78,7 +80,8 @@ class OpEvent:
     module : path of the innermost module that ran it, ``"layers.0.mlp"``; leaf : that module has no modules inside.
     nbytes, launches, flops : what it costs. shape : of a product, a convolution or a fused attention.
     reads, writes : memories by number. graded : those it read that need a gradient, and their bytes.
-    scores : it goes over scores of attention. sums : it adds two tensors of one size.
+    scores : it goes over scores of attention. sums : it adds two tensors of one size. full : a product, a convolution
+        or an attention whose operands are in fp32.
     """
 
     name: str
@@ -95,6 +98,7 @@ class OpEvent:
     graded: dict[int, float] = field(default_factory=dict)
     scores: bool = False
     sums: bool = False
+    full: bool = False
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""How PyTorch on a GPU differs from the CPU whose tensors a trace fakes: fused attention and root-mean-square norms,
-and what autocast widens."""
+"""How PyTorch on a GPU differs from the CPU whose tensors a trace fakes: fused attention
+(:mod:`clustersim.model.tracing.fused_attention`) and root-mean-square norms, and what autocast widens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
+from clustersim.model.tracing.fused_attention import ATTENTION, run_attention
 from clustersim.model.tracing.recorder import Recorder
 
 WIDENED = frozenset(
@@ -75,7 +76,6 @@ WIDENED = frozenset(
 """What CUDA's autocast runs in fp32 (docs.pytorch.org, "Autocast Op Reference"); a CPU's leaves most in 16 bits."""
 
 
-ATTENTION = torch.nn.functional.scaled_dot_product_attention
 DROPOUT = torch.nn.functional.dropout
 CALLED_BY_ATTENTION = ("scaled_dot_product_attention", "dropout", "softmax")
 """What ``multi_head_attention_forward`` of torch.nn.functional calls and a GPU runs otherwise than a CPU."""
@@ -96,7 +96,7 @@ class GpuFunctions(TorchFunctionMode):
         """Run a function of torch's."""
         named = dict(kwargs or {})
         if func is ATTENTION:
-            return self._attention(func, args, named)
+            return run_attention(self.recorder, args, named)
         if func is DROPOUT:
             return _dropout(*args, **named)
         if func is torch.nn.functional.multi_head_attention_forward:
@@ -132,15 +132,6 @@ class GpuFunctions(TorchFunctionMode):
             return func(*args, **kwargs)
         return FusedNorm.apply(self.recorder, inputs, weight, len(shape))
 
-    def _attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        queries, keys, values, mask, _, causal = _attention_operands(*args, **kwargs)
-        if mask is not None and mask.requires_grad:
-            return func(*args, **kwargs)  # no fused kernel has a gradient for what is added to the scores
-        if torch.is_autocast_enabled("cpu"):
-            half = torch.get_autocast_dtype("cpu")
-            queries, keys, values = (tensor.to(half) for tensor in (queries, keys, values))
-        return FusedAttention.apply(self.recorder, queries, keys, values, causal)
-
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """A dropout that keeps a mask of one byte an element, and not of the tensor's type."""
@@ -150,19 +141,6 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
 def _widened(leaf: Any) -> Any:
     narrow = isinstance(leaf, torch.Tensor) and leaf.dtype in {torch.bfloat16, torch.float16}
     return leaf.float() if narrow else leaf
-
-
-def _attention_operands(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **_: Any,
-) -> tuple[Any, Any, Any, Any, float, bool]:
-    """The arguments of ``scaled_dot_product_attention`` by place, whichever way they were given."""
-    return query, key, value, attn_mask, dropout_p, is_causal
 
 
 def _norm_operands(
@@ -194,33 +172,6 @@ class FusedNorm(torch.autograd.Function):
         backward = torch.ops.aten._fused_rms_norm_backward.default
         ctx.recorder.record(backward, (gradient, *operands), {}, gradients)
         return None, *gradients, None
-
-
-class FusedAttention(torch.autograd.Function):
-    """A flash kernel: what it keeps is its operands, its output and a sum in fp32 for each row of scores."""
-
-    @staticmethod
-    def forward(ctx: Any, recorder: Recorder, queries: Any, keys: Any, values: Any, causal: bool) -> Any:
-        """The output, with the heads of a token side by side, as CUDA's kernels lay it."""
-        shape = (*queries.shape[:-3], queries.shape[-2], queries.shape[-3], values.shape[-1])
-        if queries.dim() < 4:
-            out = queries.new_empty((*queries.shape[:-1], values.shape[-1]))
-        else:
-            out = queries.new_empty(shape).transpose(-2, -3)
-        sums = queries.new_empty(queries.shape[:-1], dtype=torch.float32)
-        recorder.attention(queries, keys, values, [out, sums], causal)
-        event = recorder.trace.events[-1]
-        ctx.recorder = recorder
-        ctx.cost = (event.flops, event.nbytes)
-        ctx.save_for_backward(queries, keys, values, out, sums)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        """Gradients of queries, keys and values."""
-        gradients = [torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3]]
-        ctx.recorder.attention_backward(gradients, *ctx.cost)
-        return (None, *gradients, None)
 
 
 @contextmanager

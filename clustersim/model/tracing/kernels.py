@@ -69,7 +69,7 @@ def works_of(
     _add_working(trace, groups, boundaries, _Gradients(gradients, element))
     works = []
     for layer, boundary in zip(groups, boundaries, strict=True):
-        rows = [row for group in layer if not _casts(trace, group) for row in _rows(group, batch)]
+        rows = [row for group in layer if not _casts(trace, group) for row in _rows(group, batch, types)]
         works.append(LayerWork(kernels=tuple(rows), boundary=_rounded(boundary / batch)))
     return TracedWork(tuple(works), tuple(tuple(nbytes) for nbytes in crossing))
 
@@ -223,7 +223,7 @@ def _batch(shape: Product) -> int:
     return shape.batch if shape.weight < 0 and shape.batch > 1 else 0
 
 
-def _rows(group: _Group, batch: int) -> list[KernelRow]:
+def _rows(group: _Group, batch: int, types: TypesName) -> list[KernelRow]:
     """The rows of a group; none where nothing of it costs anything."""
     shape = group.event.shape
     back = [event for _, event in group.back]
@@ -240,6 +240,7 @@ def _rows(group: _Group, batch: int) -> list[KernelRow]:
         launches=group.event.launches,
         backward_launches=_launches(heavy),
         flops=group.event.flops / batch,
+        fp32=group.event.full and types != "fp32",
         backward_flops=sum(event.flops for event in heavy) / batch,
         **_moved([group.event], heavy, batch),
         **keeps,
@@ -273,7 +274,13 @@ def _shaped(name: str, shape: Product | ConvolutionShape | AttentionShape, batch
     if isinstance(shape, AttentionShape):
         heads = max(1, round(shape.heads / batch))
         return KernelRow(
-            name=name, kind="attention", heads=heads, head_dim=shape.head_dim, seq=shape.seq, causal=shape.causal
+            name=name,
+            kind="attention",
+            heads=heads,
+            head_dim=shape.head_dim,
+            seq=shape.seq,
+            causal=shape.causal,
+            flash=shape.flash,
         )
     if isinstance(shape, ConvolutionShape):
         rows = max(1, round(shape.m / batch))

@@ -59,6 +59,7 @@ class Recorder(TorchDispatchMode):
         self.backward = False
         self.paused = False
         self.uncounted: set[str] = set()
+        self.unfused: set[str] = set()
         self.paths = {id(child): path for path, child in module.named_modules()}
         self.leaves = {path for path, child in module.named_modules() if not any(child.children())}
         self.inside: list[str] = [""]
@@ -157,6 +158,7 @@ class Recorder(TorchDispatchMode):
         event.sums = name == "add" and len(operands) == 2 and operands[0].shape == operands[1].shape
         if not self.backward:
             event.shape = self._shape(name, args, results)
+            event.full = event.shape is not None and results[0].dtype is torch.float32
         self._follow(event, traffic.is_free(func))
 
     def event(self, name: str, operands: list[Any], results: list[Any]) -> OpEvent:
@@ -240,17 +242,28 @@ class Recorder(TorchDispatchMode):
         self.trace.owners[self.trace.events[-1].node] = len(self.trace.events) - 1  # and not the making of its output
 
     def attention(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, results: list[Any], causal: bool
+        self,
+        operands: tuple[torch.Tensor, ...],
+        mask: torch.Tensor | None,
+        results: list[Any],
+        *,
+        causal: bool,
+        flash: bool,
     ) -> None:
-        """A fused attention has run; ``results`` : its output, and the logarithms of its sums."""
-        event = self.event("attention", [queries, keys, values], results)
+        """A fused attention has run on queries, keys and values; ``mask`` : what was added to its scores; ``results`` :
+        its output, and the logarithms of its sums; ``flash`` : FlashAttention is written for it."""
+        added = [] if mask is None else [mask]
+        event = self.event("attention", [*operands, *added], results)
         self.trace.owners[event.node] = len(self.trace.events) - 1  # and not the making of its output
+        queries, keys, values = operands
         *batch, tokens, width = (int(size) for size in queries.shape)
         heads = _product_of(batch)
         products = 2.0 * heads * tokens * int(keys.shape[-2]) * (width + int(values.shape[-1]))
         event.flops = products / 2.0 if causal else products
-        event.shape = AttentionShape(heads, _product_of([int(n) for n in keys.shape[:-2]]), width, tokens, causal)
-        event.nbytes = sum(map(traffic.nbytes, (queries, keys, values, results[0])))
+        kv_heads = _product_of([int(n) for n in keys.shape[:-2]])
+        event.shape = AttentionShape(heads, kv_heads, width, tokens, causal, flash)
+        event.nbytes = sum(map(traffic.nbytes, (*operands, results[0])))
+        event.full = queries.dtype is torch.float32
         event.launches = 1
 
     def attention_backward(self, gradients: list[Any], forward_flops: float, moved: float) -> None:

@@ -26,12 +26,14 @@ class TracedStep(msgspec.Struct, frozen=True):
     Parameters
     ----------
     checkpointed : functions that the module checkpoints. uncounted : operators of whose FLOPs nothing is known.
+    unfused : why attentions run as products and a softmax.
     loss : how its backward begins, in words; empty where the module returns a loss.
     """
 
     trace: StepTrace
     checkpointed: tuple[str, ...]
     uncounted: tuple[str, ...]
+    unfused: tuple[str, ...]
     loss: str
 
 
@@ -64,7 +66,8 @@ def traced_step(
             recorder.turns()
             begin.backward(torch.ones_like(begin))
             del begin
-    return TracedStep(trace, tuple(dict.fromkeys(seen)), tuple(sorted(recorder.uncounted)), described)
+    uncounted, unfused = (tuple(sorted(names)) for names in (recorder.uncounted, recorder.unfused))
+    return TracedStep(trace, tuple(dict.fromkeys(seen)), uncounted, unfused, described)
 
 
 def _fake(module: torch.nn.Module, dtype: torch.dtype) -> None:
