@@ -402,6 +402,14 @@ class Skips(nn.Module):
         return self.blocks[3](self.blocks[2](second) + first)
 
 
+class Flexes(Base):
+    def forward(self, x):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        heads = self.a(x)[:, None]
+        return flex_attention(heads, heads, heads).sum()
+
+
 def number():
     return 5
 """
@@ -421,6 +429,7 @@ WRONG = {
     "Frozen": ["frozen", "a.weight", "requires_grad_(True)"],
     "Reads": ["modules.py:44:", "rate.item()", "depends on the numbers"],
     "Leaves": ["modules.py:49:", "ended the process"],
+    "Flexes": ["flex_attention(heads, heads, heads)", "FlexAttention is not traced", "scaled_dot_product_attention"],
     "number": ["returns 5", "torch.nn.Module"],
     "Brnches": ["no 'Brnches'", "did you mean 'Branches'?"],
 }

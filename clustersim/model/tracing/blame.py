@@ -66,6 +66,11 @@ def _problem(error: BaseException, target: Target, doing: str) -> str:
         )
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
         return f"an operator has no shape rule ({text[:150]}); register one with torch.library.register_fake"
+    if "FlexAttention" in text:
+        return (
+            "FlexAttention is not traced, since its kernels are a GPU's alone; for the trace write "
+            "scaled_dot_product_attention, with is_causal=True or a mask, in its place"
+        )
     if isinstance(error, SystemExit):
         return "it ended the process; a module that is traced must not"
     return f"{type(error).__name__} as it was {doing}: {text}"
