@@ -161,9 +161,13 @@ def test_two_steps_say_the_bound_of_as_many_as_are_played(strategy, monkeypatch)
     )
     looked = []
     monkeypatch.setattr("clustersim.studies.plan.limits.step_bound", lambda one: looked.append(one) or step_bound(one))
-    found, whole = held_bound(held(made)), step_bound(made.prepare())
-    assert found.compute_s == pytest.approx(whole.compute_s, rel=1e-12)
-    assert found.step_s == pytest.approx(whole.step_s, rel=1e-12)
+    sampled, whole = held_bound(held(made)), step_bound(made.prepare())
+    assert len(looked) == (strategy["kind"] == "parameter_server")
+    looked.clear()
+    monkeypatch.setattr("clustersim.studies.plan.limits.sampled_step", lambda parts: None)  # as of a strategy of others
+    for bound in (sampled, held_bound(held(made))):
+        assert bound.compute_s == pytest.approx(whole.compute_s, rel=1e-12)
+        assert bound.step_s == pytest.approx(whole.step_s, rel=1e-12)
     steps = 1 + max(op.step for op in looked[0].program.roles[0].ops)
     assert steps == (5 if strategy["kind"] == "parameter_server" else 2)
 

@@ -28,6 +28,7 @@ from clustersim.scenario.run.head import head_lines
 from clustersim.scenario.run.held import ScenarioParts, held
 from clustersim.scenario.run.incidents import varying_of, with_incidents
 from clustersim.scenario.run.parts import DeviceKind, backend_of, kinds_of, play
+from clustersim.training.strategies.base import StepSample
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -186,6 +187,23 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | Non
     )
     notes = dict.fromkeys((*model_notes, *program.notes))
     return Prepared(**vars(parts), device=gpu, cost=cost, program=program, notes=tuple(notes), peak_flops=peak)
+
+
+def sampled_step(parts: ScenarioParts) -> tuple[StepSample, StepCost] | None:
+    """A steady step of a whole model in few passes, and its costs; None where its strategy has to be written out, or
+    the scenario asks for it (``run.op_by_op``).
+
+    Raises :class:`ScenarioError` as :func:`prepare_held` does, where passes would not fit in memory.
+    """
+    scenario = parts.scenario
+    sample = scenario.strategy.sample
+    kinds = kinds_of(scenario, parts.topology, parts.mesh, parts.model, AS_IS)
+    if sample is None or parts.split is not None or len(kinds) > 1 or scenario.file.run.op_by_op:
+        return None
+    _affordable(scenario, len(parts.model.layers))
+    cost = kinds[0].cost
+    with scenario.at("$.strategy"):
+        return sample(parts.model, cost, parts.mesh, scenario.config), cost
 
 
 def _fitted(scenario: Scenario, topology: Topology, mesh: Mesh, program: Program) -> Iterator[str]:

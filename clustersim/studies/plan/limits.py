@@ -16,8 +16,9 @@ from clustersim.core.memory_parts import part_label
 from clustersim.core.memory_states import DOES_NOT_FIT
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Role, Serve, seconds
 from clustersim.core.units import format_bytes
+from clustersim.core.variation import usual
 from clustersim.scenario.run.held import ScenarioParts
-from clustersim.scenario.run.running import Prepared, prepare_held
+from clustersim.scenario.run.running import Prepared, prepare_held, sampled_step
 
 SLACK = 0.97
 """A step is measured where its slowest rank ends; another rank may be ahead by its skew, so that a little less than all
@@ -63,23 +64,106 @@ def step_bound(prepared: Prepared) -> Bound:
     """From the Program: of the last step, the kernels of the compute stream that every rank has, and for each other
     stream the physical bounds of its collectives one after another (:mod:`clustersim.collectives.bounds`)."""
     last = max(op.step for role in prepared.program.roles for op in role.ops)
+    least = LeastTransfers(prepared)
     compute = np.inf
     communication = 0.0
     for role in prepared.program.roles:
         if not any(isinstance(op, Compute) and op.phase == "forward" for op in role.ops):
             continue  # a server
         ops = [op for op in role.ops if op.step == last]
-        streams = _least_by_stream(prepared, ops)
+        streams = least.by_stream(ops)
         compute = min(compute, float(_busy(role, ops).min()))
         communication = max(communication, *streams.values(), 0.0)
-    compute = SLACK * compute if np.isfinite(compute) else 0.0
-    return Bound(compute, max(compute, SLACK * communication))
+    return _with_slack(compute if np.isfinite(compute) else 0.0, communication)
+
+
+def _with_slack(compute: float, communication: float) -> Bound:
+    return Bound(SLACK * compute, SLACK * max(compute, communication))
+
+
+class SampledSteps:
+    """Bounds of scenarios whose model is whole, told from a step in few passes that those of one key share.
+
+    A key is of whatever a scenario's steps follow from but how many passes they have.
+    """
+
+    def __init__(self) -> None:
+        self._bills: dict[object, _SampleBill | None] = {}
+
+    def bound(self, parts: ScenarioParts, key: object = None) -> Bound:
+        """:func:`held_bound` of a scenario. ``key`` : hashable; None where the scenario shares with no other."""
+        passes = parts.scenario.config.gradient_accumulation_steps
+        whole_key = key, passes > 1
+        if key is None or whole_key not in self._bills:
+            self._bills[whole_key] = _bill(parts)
+        bill = self._bills[whole_key]
+        return _written_out(parts) if bill is None else bill.bound(passes)
 
 
 def held_bound(parts: ScenarioParts) -> Bound:
-    """:func:`step_bound` of a scenario whose model is whole, from the fewest steps that say it."""
+    """:func:`step_bound` of a scenario whose model is whole, from the fewest steps and passes that say it."""
+    return SampledSteps().bound(parts)
+
+
+@dataclass(frozen=True)
+class _SampleBill:
+    """What the two parts of a :class:`StepSample` take at least: ``paced``, ``fixed`` kernels [s], at the fastest
+    rank's ``pace`` and at any; and by stream."""
+
+    pace: float
+    kernels: tuple[tuple[float, float], ...]
+    streams: tuple[dict[str, float], ...]
+
+    def bound(self, passes: int) -> Bound:
+        """Of a step of so many passes."""
+        times = 1, max(passes - 2, 0)
+        compute = sum(n * (fixed + paced * self.pace) for (paced, fixed), n in zip(self.kernels, times, strict=True))
+        streams = defaultdict[str, float](float)
+        for least, n in zip(self.streams, times, strict=True):
+            for stream, least_s in least.items():
+                streams[stream] += n * least_s
+        return _with_slack(compute, max(streams.values(), default=0.0))
+
+
+def _bill(parts: ScenarioParts) -> _SampleBill | None:
+    """None where the step has to be written out: a rank has kernels of its own, or steps are not alike."""
+    if parts.scenario.steps < STEADY or not _alike_in_every_step(parts):
+        return None
+    sampled = sampled_step(parts)
+    if sampled is None:
+        return None
+    sample, cost = sampled
+    both = sample.once, sample.between
+    if not any(isinstance(op, Compute) and op.phase == "forward" for op in sample.once):
+        return None
+    if any(isinstance(op, Compute) and isinstance(op.duration, np.ndarray) for ops in both for op in ops):
+        return None
+    paces = usual(cost.jitter, 1, parts.mesh.world_size, parts.scenario.file.run.seed)
+    least = LeastTransfers(parts)
+    return _SampleBill(
+        pace=1.0 if paces is None else float(paces.min()),
+        kernels=tuple(map(_kernel_seconds, both)),
+        streams=tuple(least.by_stream(ops) for ops in both),
+    )
+
+
+def _kernel_seconds(ops: Sequence[Op]) -> tuple[float, float]:
+    """Of the compute stream, at the ranks' pace and at no pace [s], of ops whose durations are numbers."""
+    paced = 0.0
+    fixed = 0.0
+    for op in ops:
+        if isinstance(op, Compute) and not isinstance(op, Serve) and op.stream == COMPUTE_STREAM:
+            if op.paced:
+                paced += float(op.duration)
+            else:
+                fixed += float(op.duration)
+    return paced, fixed
+
+
+def _written_out(parts: ScenarioParts) -> Bound:
+    """From a Program, of the fewest steps."""
     scenario = parts.scenario
-    if scenario.steps > STEADY and _alike_in_every_step(parts):
+    if scenario.steps > STEADY and not scenario.file.run.op_by_op and _alike_in_every_step(parts):
         prepared = prepare_held(parts, steps=STEADY)
         role = prepared.program.roles[0]
         by_rank = any(isinstance(op, Compute) and isinstance(op.duration, np.ndarray) for op in role.ops)
@@ -113,25 +197,38 @@ def _busy(role: Role, ops: Sequence[Op]) -> Floats:
     return total
 
 
-def _least_by_stream(prepared: Prepared, ops: Sequence[Op]) -> dict[str, float]:
-    """Seconds of each stream's collectives at least, one after another; those that ask for the same are asked once."""
-    alike = Counter[tuple[str, str, float, str, int, int]]()
-    groups_of: dict[int, Ints] = {}
-    for op in ops:
-        if isinstance(op, Collective):
-            groups_of[id(op.groups)] = op.groups
-            alike[op.stream, op.kind, op.nbytes, op.dtype, op.root, id(op.groups)] += 1
-    launch = prepared.scenario.file.run.launch
-    group_of = {
-        key: Group(prepared.topology, prepared.mesh.gpus[groups[0]], launch)
-        for key, groups in groups_of.items()
-        if groups.shape[1] > 1
-    }
-    streams = defaultdict[str, float](float)
-    for (stream, kind, nbytes, dtype, root, key), count in alike.items():
-        if key in group_of:
-            streams[stream] += count * lower_bound(Request(kind, nbytes, dtype=dtype, root=root), group_of[key])
-    return streams
+class LeastTransfers:
+    """The least that collectives of one scenario take; those that ask for the same are asked once."""
+
+    def __init__(self, parts: ScenarioParts) -> None:
+        self._parts = parts
+        self._groups: dict[int, tuple[Ints, Group]] = {}  # with the array, which is told by its identity
+        self._seconds: dict[tuple[str, float, str, int, int], float] = {}
+
+    def by_stream(self, ops: Sequence[Op]) -> dict[str, float]:
+        """Seconds of each stream's collectives at least, one after another."""
+        alike = Counter[tuple[str, str, float, str, int, int]]()
+        for op in ops:
+            if isinstance(op, Collective) and op.groups.shape[1] > 1:
+                self._group(op.groups)
+                alike[op.stream, op.kind, op.nbytes, op.dtype, op.root, id(op.groups)] += 1
+        streams = defaultdict[str, float](float)
+        for (stream, kind, nbytes, dtype, root, groups), count in alike.items():
+            streams[stream] += count * self._least(kind, nbytes, dtype, root, groups)
+        return streams
+
+    def _group(self, groups: Ints) -> None:
+        if id(groups) not in self._groups:
+            parts = self._parts
+            gpus = parts.mesh.gpus[groups[0]]
+            self._groups[id(groups)] = groups, Group(parts.topology, gpus, parts.scenario.file.run.launch)
+
+    def _least(self, kind: str, nbytes: float, dtype: str, root: int, groups: int) -> float:
+        key = kind, nbytes, dtype, root, groups
+        if key not in self._seconds:
+            request = Request(kind, nbytes, dtype=dtype, root=root)
+            self._seconds[key] = lower_bound(request, self._groups[groups][1])
+        return self._seconds[key]
 
 
 def least_joules(rates: GpuRates, bound: Bound) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from clustersim.scenario.run.parts import model_of, shape_of
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.form import BESIDE_STAGES, FormFamily, RefusedOption
 from clustersim.studies.plan.known import KnownMachines
-from clustersim.studies.plan.limits import Bound, held_bound, too_much
+from clustersim.studies.plan.limits import Bound, SampledSteps, too_much
 
 SIEVED = "sieve.msgpack"
 """What the sieve says, beside the rows of what was simulated."""
@@ -32,7 +32,10 @@ SIEVED = "sieve.msgpack"
 
 @dataclass(eq=False)
 class OptionSieve(KnownMachines):
-    """Forms and their options, one after the other."""
+    """Forms and their options, one after the other; ``steps`` : of whole models, which options share that differ in
+    passes alone."""
+
+    steps: SampledSteps = field(default_factory=SampledSteps)
 
     def look(self, options: Sequence[PlanCandidate]) -> Iterator[tuple[int, Bound | RefusedOption]]:
         """Number of each option, with its bound or why it is out."""
@@ -87,7 +90,9 @@ class OptionSieve(KnownMachines):
         try:
             parts = held(scenario_of(self.plan, self.path, option))
             reason = too_much(parts, self.plan.limits.memory_margin)
-            return RefusedOption("memory", reason) if reason else held_bound(parts)
+            if reason:
+                return RefusedOption("memory", reason)
+            return self.steps.bound(parts, (option.form.number, self.place(option), option.played[0], option.kept))
         except ClusterSimError as error:
             return RefusedOption("error", str(error))
 

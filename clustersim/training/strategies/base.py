@@ -66,6 +66,25 @@ Build = Callable[[Model, StepCost, Mesh, Any, int, int], Program]
 """``(model, cost, mesh, config, steps, seed) -> Program``."""
 
 
+class StepSample(msgspec.Struct, frozen=True):
+    """What one rank does in a steady step, in as few passes as tell it.
+
+    Of a step of one pass ``once`` is all. Of a step of p passes, p > 1, ``once`` is done once and ``between``, a pass
+    that is neither the first nor the last, p - 2 times.
+    """
+
+    once: tuple[Op, ...]
+    between: tuple[Op, ...] = ()
+
+    def times(self, passes: int) -> tuple[tuple[tuple[Op, ...], int], ...]:
+        """Ops of a step of so many passes, and how often they are done."""
+        return (self.once, 1), (self.between, max(passes - 2, 0))
+
+
+Sample = Callable[[Model, StepCost, Mesh, Any], StepSample]
+"""``(model, cost, mesh, config) -> StepSample``, which tells by the config whether a step has more than one pass."""
+
+
 class Strategy(msgspec.Struct, frozen=True):
     """A way to train: one file, one row in ``STRATEGIES``.
 
@@ -83,6 +102,9 @@ class Strategy(msgspec.Struct, frozen=True):
     partly : it plays models of which a part is frozen.
     period : after how many steps what its ranks do repeats, a number or ``(config) -> int``; more than 1 where they
         exchange only in some steps (local SGD, DiLoCo). Figures of a step are means over whole periods.
+    sample : its steady step in few passes, where each pass between the first and the last has the same kernels and
+        collectives: :func:`clustersim.training.strategies.walk.sampled`. What a step takes at least is then told
+        without writing all of it out; without ``sample`` it is written out.
     """
 
     name: str
@@ -96,6 +118,7 @@ class Strategy(msgspec.Struct, frozen=True):
     together: Callable[[Any], bool] = lambda config: True
     partly: bool = False
     period: int | Callable[[Any], int] = 1
+    sample: Sample | None = None
 
     def period_of(self, config: StrategyConfig) -> int:
         """Steps after which what its ranks do repeats, with these knobs. Raises :class:`ProgramError` below 1."""

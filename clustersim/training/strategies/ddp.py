@@ -33,7 +33,7 @@ from clustersim.training.schedules import Action
 from clustersim.training.strategies import base
 from clustersim.training.strategies.buckets import DDPBucket, assign, cut, ready_order
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import LayerPart, Place, WholeModelHooks, walked
+from clustersim.training.strategies.walk import LayerPart, Place, WholeModelHooks, sampled, walked
 
 MIB = 2**20
 DEFAULT_BUCKET_CAP_MB = 25
@@ -264,4 +264,4 @@ def holding(model: Model, mesh: Mesh, config: DDPConfig) -> Holding:
 
 
 build = walked(DDP)
-STRATEGY = base.Strategy("ddp", DDPConfig, build, holding=holding, partly=True)
+STRATEGY = base.Strategy("ddp", DDPConfig, build, holding=holding, partly=True, sample=sampled(DDP))

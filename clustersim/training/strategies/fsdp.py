@@ -36,7 +36,7 @@ from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, fsdp_memory, sharded
 from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes, plan, unit_bytes
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, walked
+from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, sampled, walked
 
 MAX_INFLIGHT_ALL_GATHERS = 2
 REPLICATE = "replicate"
@@ -338,4 +338,4 @@ class FSDP(Shards):
 
 
 build = walked(FSDP)
-STRATEGY = base.Strategy("fsdp", FSDPConfig, build, holding=fsdp_memory.holding, partly=True)
+STRATEGY = base.Strategy("fsdp", FSDPConfig, build, holding=fsdp_memory.holding, partly=True, sample=sampled(FSDP))

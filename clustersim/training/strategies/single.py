@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clustersim.core.errors import ProgramError
 from clustersim.training.strategies import base
-from clustersim.training.strategies.walk import WholeModelHooks, walked
+from clustersim.training.strategies.walk import WholeModelHooks, sampled, walked
 
 
 class SingleConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="single"):
@@ -27,4 +27,4 @@ class SingleHooks(WholeModelHooks[SingleConfig]):
 
 
 build = walked(SingleHooks)
-STRATEGY = base.Strategy("single", SingleConfig, build, world_size=1, partly=True)
+STRATEGY = base.Strategy("single", SingleConfig, build, world_size=1, partly=True, sample=sampled(SingleHooks))

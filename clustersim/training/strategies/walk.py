@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats
@@ -333,3 +334,40 @@ def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], AssumingHoo
         return Program(mesh.world_size, (worker,), cost.overlap_slowdown, (*hooks.notes(), *cost.notes))
 
     return build
+
+
+MANY = 3
+"""Passes of a step that has a first, a last and one between."""
+
+
+def sampled(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], AssumingHooks]) -> base.Sample:
+    """``sample`` of a strategy in which every rank walks the same whole model, with these hooks.
+
+    A step of one pass, ahead of the one that is told, brings the hooks to where steps leave them.
+    """
+
+    def sample(model: Model, cost: StepCost, mesh: Mesh, config: Any) -> base.StepSample:
+        base.check(model, cost, 1)
+        passes = MANY if config.gradient_accumulation_steps > 1 else 1
+        ops = base.OpList()
+        few = msgspec.structs.replace(config, gradient_accumulation_steps=passes)
+        hooks = rank(ops, model, cost, mesh, few)
+        lay_layer = whole(ops, model, cost)
+        begins: list[int] = []
+
+        def lay_pass(action: Action, lay: Callable[[], None], *, last: bool) -> None:
+            begins.append(len(ops.ops))
+            lay()
+
+        for step, step_passes in enumerate((1, passes)):
+            begins.clear()
+            first = len(ops.ops)
+            base.begin_step(ops, cost, step)
+            order = accumulation(step_passes)
+            RankWalk(ops, order, (len(model.layers),), lay_layer, hooks, lay_pass=lay_pass).step()
+        if passes == 1:
+            return base.StepSample(tuple(ops.ops[first:]))
+        _, _, begin, _, end, _ = begins  # forward and backward of each pass
+        return base.StepSample((*ops.ops[first:begin], *ops.ops[end:]), tuple(ops.ops[begin:end]))
+
+    return sample

@@ -37,8 +37,8 @@ from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, sharded
 from clustersim.training.strategies.buckets import cut, ready_order
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, walked
-from clustersim.training.strategies.zero3 import Zero3, modules, persistent, visits
+from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, sampled, walked
+from clustersim.training.strategies.zero3 import Zero3, modules, persistent, visits_of
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 from clustersim.training.strategies.zero_step import Zero
 
@@ -186,7 +186,7 @@ def _gathered(model: Model, config: ZeroConfig) -> Floats:
     held_bytes = always(size * float(persistent(model, block)), n)
     hpz = size * model.parameters / block.zero_hpz_partition_size if block.zero_hpz_partition_size > 1 else 0.0
     live = np.zeros(2 * n + 1)
-    for k, visit in enumerate(visits(all_modules, block, recorded=config.prefetches)):
+    for k, visit in enumerate(visits_of(model, block, config.prefetches, ())):
         layer = all_modules[visit.module].layer
         moment = layer if k < len(all_modules) else 2 * n - 1 - layer
         live[moment] = max(live[moment], size * float(visit.live))
@@ -211,4 +211,4 @@ def _buffers(model: Model, updated: float, config: ZeroConfig) -> Floats:
 
 
 build = walked(hooks)
-STRATEGY = base.Strategy("zero", ZeroConfig, build, holding=holding, partly=True)
+STRATEGY = base.Strategy("zero", ZeroConfig, build, holding=holding, partly=True, sample=sampled(hooks))

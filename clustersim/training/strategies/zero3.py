@@ -33,6 +33,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.errors import ProgramError
+from clustersim.core.memo import kept_with_first
 from clustersim.core.mesh import Ints
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.core.units import format_bytes
@@ -76,6 +77,7 @@ class Visit(msgspec.Struct, frozen=True):
     live: int
 
 
+@kept_with_first(maxsize=64)
 def modules(model: Model, block: ZeroOptimization) -> tuple[Module, ...]:
     """Sub-modules in forward order. A layer without parameters to gather is one module of nothing."""
     threshold = elements(block.stage3_param_persistence_threshold)
@@ -130,6 +132,12 @@ def visits(
     order = (*range(len(all_modules)), *backward)
     walk = _PrefetchWalk([m.numel for m in all_modules], order, block, recorded)
     return tuple(walk.visit(k) for k in range(len(order)))
+
+
+@kept_with_first(maxsize=64)
+def visits_of(model: Model, block: ZeroOptimization, recorded: bool, recomputed: tuple[int, ...]) -> tuple[Visit, ...]:
+    """:func:`visits` of a model's modules: options of a plan that share a model ask for the same again and again."""
+    return visits(modules(model, block), block, recorded=recorded, recomputed=recomputed)
 
 
 class _PrefetchWalk(msgspec.Struct):
@@ -201,9 +209,9 @@ class Zero3(Zero):
         super().__post_init__()
         block = self.config.zero_optimization
         self.modules = modules(self.model, block)
-        again = [i for i, repeats in enumerate(self.cost.recomputed) if repeats]
-        self.recording = visits(self.modules, block, recorded=False, recomputed=again)
-        self.recorded = visits(self.modules, block, recorded=self.config.prefetches, recomputed=again)
+        again = tuple(i for i, repeats in enumerate(self.cost.recomputed) if repeats)
+        self.recording = visits_of(self.model, block, False, again)
+        self.recorded = visits_of(self.model, block, self.config.prefetches, again)
         self.coming: Iterator[Visit] = iter(())
         self.of_layer = [
             [m for m, module in enumerate(self.modules) if module.layer == i] for i in range(len(self.model.layers))
