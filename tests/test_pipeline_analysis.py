@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_runs import gpipe, one_f_one_b, simulated
 
+import clustersim
 from clustersim.core.errors import ProgramError
 from clustersim.core.timeline import Timeline
 from clustersim.explain import pipeline
 from clustersim.explain.pipeline import sentences, slowest
+from clustersim.explain.step_words import bubble_sentence
 from clustersim.files import traces
 
 
@@ -140,3 +142,17 @@ def test_what_each_op_is_of_is_asked_once_of_a_run_however_often_its_actions_are
     assert first[0] == again[0]
     assert first[2] == again[2]
     assert [ranks.tolist() for ranks in first[1]] == [ranks.tolist() for ranks in again[1]]
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_what_stages_are_busy_is_what_their_whole_account_says(replicas):
+    run = simulated([1.0, 1.25, 1.0], [2.0, 3.0, 2.5], 5, replicas=replicas, transfer=0.25)
+    assert pipeline.busy_seconds(run) == [row.busy for row in pipeline.stage_times(run)]
+
+
+def test_a_bubble_is_said_without_playing_the_schedule_again(monkeypatch):
+    run = clustersim.scenario.load("1f1b_gpt2_xl_1x8_a100").run()
+    busy = [row.busy for row in pipeline.stage_times(run.timeline)]
+    monkeypatch.setattr(pipeline, "_of_replica", lambda *_: pytest.fail("played again"))
+    assert bubble_sentence(run.timeline, run.where)
+    assert pipeline.busy_seconds(run.timeline) == busy

@@ -36,7 +36,7 @@ from clustersim.core.timeline import Timeline, alike
 from clustersim.core.units import format_time
 from clustersim.explain.columns import did
 from clustersim.explain.metrics import warm_up
-from clustersim.explain.plays import BACK, TimedAction, expected, idle_times, medians
+from clustersim.explain.plays import BACK, TimedAction, busy_times, expected, idle_times, medians
 
 _Name: TypeAlias = tuple[int, int, str, int, int]
 """Step, stage, action, micro-batch, chunk."""
@@ -209,22 +209,43 @@ def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[
 
     Raises :class:`ProgramError` for a run without stages or without those steps.
     """
+    window = windows(timeline)
+    weighted = [(weight, _of_replica(done, window[s])) for weight, s, done in _weighted(timeline, steps)]
+    total = sum(weight for weight, _ in weighted)
+    names = [f.name for f in fields(StageTime)][1:]
+    return [
+        StageTime(s, *(sum(w * getattr(r[s], name) for w, r in weighted) / total for name in names))
+        for s in range(len(weighted[0][1]))
+    ]
+
+
+@kept_with_first(maxsize=None)
+def busy_seconds(timeline: Timeline) -> list[float]:
+    """:attr:`StageTime.busy` of each stage, of the :func:`steady` steps; raises as :func:`stage_times`."""
+    weighted = [(weight, busy_times(done)) for weight, _, done in _weighted(timeline, None)]
+    total = sum(weight for weight, _ in weighted)
+    return [sum(w * busy[s] for w, busy in weighted) / total for s in sorted(weighted[0][1])]
+
+
+def _weighted(timeline: Timeline, steps: Sequence[int] | None) -> list[tuple[int, int, list[TimedAction]]]:
+    """How many replicas one stands for, a step, and what it did there."""
     chosen = steady(timeline) if steps is None else list(steps)
     kinds, weights = replicas(timeline)
     done = actions(timeline, alike(timeline)[0].tolist()) if len(kinds) else {}
     if not set(chosen) & set(done):
         raise ProgramError("no pipeline here: no op has a stage and is a forward or a backward of a micro-batch")
+    kinds_of: defaultdict[int, list[int]] = defaultdict(list)  # a rank may stand for others in several
+    for k, kind in enumerate(kinds.tolist()):
+        for rank in kind:
+            kinds_of[rank].append(k)
     weighted = []
-    window = windows(timeline)
     for s in (s for s in chosen if s in done):
-        for kind, weight in zip(kinds, weights.tolist(), strict=True):
-            weighted.append((weight, _of_replica(of_ranks(done[s], kind), window[s])))
-    total = sum(weight for weight, _ in weighted)
-    names = [f.name for f in fields(StageTime)][1:]
-    return [
-        StageTime(s, *(sum(w * getattr(r[s], name) for w, r in weighted) / total for name in names))
-        for s in range(kinds.shape[1])
-    ]
+        of_kind: list[list[TimedAction]] = [[] for _ in kinds]
+        for action in done[s]:
+            for k in kinds_of.get(action.rank, ()):
+                of_kind[k].append(action)
+        weighted += [(weight, s, of_kind[k]) for k, weight in enumerate(weights.tolist())]
+    return weighted
 
 
 def _of_replica(replica: list[TimedAction], window: tuple[float, float]) -> list[StageTime]:

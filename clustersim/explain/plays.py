@@ -111,6 +111,16 @@ def edges(replica: Sequence[TimedAction]) -> dict[int, Edges]:
     return turning
 
 
+def busy_times(replica: Sequence[TimedAction]) -> dict[int, float]:
+    """Stage -> seconds in which it runs an action: the first of what :func:`idle_times` says of it."""
+    first = min(a.start for a in replica)
+    last = max(a.end for a in replica)
+    spans: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for a in replica:
+        spans[a.stage].append((a.start, a.end))
+    return {stage: _covered(_union(stage_spans), first, last) for stage, stage_spans in spans.items()}
+
+
 def idle_times(replica: Sequence[TimedAction]) -> dict[int, tuple[float, float, float, float]]:
     """Stage -> busy, and idle until its first backward, after its last forward ended, and between."""
     idle = {}

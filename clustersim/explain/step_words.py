@@ -162,7 +162,7 @@ def _passes_of_a_stage(timeline: Timeline) -> float:
 
     The m(F + B) that formulas divide a bubble by: the optimizer, the host and messages between stages are not of it.
     """
-    return float(np.median([row.busy for row in pipeline.stage_times(timeline)]))
+    return float(np.median(pipeline.busy_seconds(timeline)))
 
 
 @kept_with_first(maxsize=None)
