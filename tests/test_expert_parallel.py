@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import re
 from collections import Counter
@@ -19,6 +20,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Model
 from clustersim.model import model
 from clustersim.training.parallel import ParallelConfig, Recompute, Routing
+from clustersim.training.partition import expert
 from clustersim.training.partition.base import Exchange, LocalLayer, Partition, Work
 from clustersim.training.partition.routing import ExpertRouter, capacity, distinct, popularity, read_histogram, routed
 from clustersim.training.partition.split import partition
@@ -602,3 +604,21 @@ def test_memory_is_the_busiest_positions_rows() -> None:
             received[kernel.kind == "gemm"] += kernel.saved
     assert skewed.kept - flat.kept == pytest.approx((busiest - 1) * received[False])
     assert skewed.kept_for_weights - flat.kept_for_weights == pytest.approx((busiest - 1) * received[True])
+
+
+def test_a_rank_has_the_first_experts_and_names_are_read_once_for_all_partitions(monkeypatch):
+    mixtral = model("mixtral-8x7b")
+    layers = [i for i, layer in enumerate(mixtral.layers) if layer.kind == "block"]
+    read = []
+    number = expert._number
+    monkeypatch.setattr(expert, "_number", lambda tensor: read.append(tensor) or number(tensor))
+    for ep, etp in itertools.product((1, 2, 8), (1, 2)):
+        for i in layers:
+            local = expert.expert_tensors(mixtral, i, ep, etp)
+            own = [t for t in mixtral.layers[i].tensors if ".experts." in t.name]
+            kept = [t for t in own if int(t.name.partition(".experts.")[2].partition(".")[0]) < 8 // ep]
+            assert [t.name for t in local] == [t.name for t in kept]
+            assert [t.numel for t in local] == [t.numel // (1 if t.cut == "expert" else etp) for t in kept]
+            assert {*own}.isdisjoint(expert.other_tensors(mixtral, i))
+            assert len(own) + len(expert.other_tensors(mixtral, i)) == len(mixtral.layers[i].tensors)
+    assert len(read) == len(layers) * 8 * 3

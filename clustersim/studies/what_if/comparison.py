@@ -259,7 +259,7 @@ def _row(own: Scenario, form: ComparisonCase) -> ComparisonRow:
     try:
         other_scenario = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS))
         result = other_scenario.run()
-        state_bytes = bytes_a_parameter(held(other_scenario))
+        state_bytes = bytes_a_parameter(result.prepared)
     except ClusterSimError as error:
         return ComparisonRow(form.kind, form.variant, form.own, reason=told(str(error)))
     figures = {name: result.summary[name] for name in ComparisonRow.__struct_fields__ if name in result.summary}

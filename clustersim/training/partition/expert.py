@@ -16,7 +16,8 @@ from types import MappingProxyType
 import msgspec
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.model import Kernel, Tensor
+from clustersim.core.memo import kept_with_first
+from clustersim.core.model import Kernel, Model, Tensor
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.dispatch import (
     AHEAD_OF_EXPERTS,
@@ -48,6 +49,9 @@ DISPATCHERS: Mapping[str, Callable[[ExpertSpread], Dispatcher]] = MappingProxyTy
     {"allgather": AllGather, "alltoall": AllToAll, "flex": TwoHops}
 )
 """``dispatcher`` of a scenario's ``[parallel]``."""
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+"""Whose a tensor is, by its name."""
 
 
 def mixture_of(kernels: Kernels) -> Mixture | None:
@@ -312,23 +316,37 @@ def _meanwhile(out: NodeListing, nodes: Nodes, play: Callable[[LayerNode], None]
     out.waiting = (*waiting, *out.waiting)
 
 
-def expert_tensors(tensors: tuple[Tensor, ...], share: LayerShares, parallel: ParallelConfig) -> tuple[Tensor, ...]:
-    """This rank's tensors of routed experts: those of the first position, each cut over etp.
+@kept_with_first(maxsize=1024)
+def expert_tensors(model: Model, index: int, ep: int, etp: int) -> tuple[Tensor, ...]:
+    """A rank's tensors of a layer's routed experts: those of the first position, each cut over ``etp``.
 
-    A tensor holds one expert (Mixtral, DeepSeek, Qwen) or all of a layer's (GPT-OSS).
+    A tensor holds one expert (Mixtral, DeepSeek, Qwen) or all of a layer's (GPT-OSS). Partitions of a model that has
+    tens of thousands of them, with other degrees beside these two, share what this gives.
     """
-    etp = parallel.etp or share.tp
-    numbered = [(tensor, _number(tensor)) for tensor in tensors if tensor.cut.startswith("expert")]
-    n_local = len({number for _, number in numbered if number is not None}) // parallel.ep
+    numbered = _numbered(model, index)
+    n_local = len({number for _, number in numbered if number is not None}) // ep
     local_tensors = []
     for tensor, number in numbered:
         if number is None or number < n_local:
-            numel = tensor.numel if number is not None else tensor.numel // parallel.ep
+            numel = tensor.numel if number is not None else tensor.numel // ep
             local_tensors.append(replace(tensor, numel=numel if tensor.cut == "expert" else numel // etp))
     return tuple(local_tensors)
 
 
+@kept_with_first(maxsize=1024)
+def _numbered(model: Model, index: int) -> tuple[tuple[Tensor, int | None], ...]:
+    """A layer's tensors of routed experts, each with whose it is; None where it is all experts'."""
+    experts = (tensor for tensor in model.layers[index].tensors if tensor.cut.startswith("expert"))
+    return tuple((tensor, _number(tensor)) for tensor in experts)
+
+
+@kept_with_first(maxsize=1024)
+def other_tensors(model: Model, index: int) -> tuple[Tensor, ...]:
+    """A layer's tensors that are no routed experts'."""
+    return tuple(tensor for tensor in model.layers[index].tensors if not tensor.cut.startswith("expert"))
+
+
 def _number(tensor: Tensor) -> int | None:
     """Which expert's it is; None where it is all experts'."""
-    match = re.search(r"\.experts\.(\d+)\.", tensor.name)
+    match = _EXPERT.search(tensor.name)
     return int(match.group(1)) if match else None

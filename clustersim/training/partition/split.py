@@ -11,7 +11,7 @@ from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.training.parallel import ParallelConfig, Recompute
 from clustersim.training.partition.base import Chunk, Item, LocalLayer, Partition, Stage, StashedElements, Work
 from clustersim.training.partition.dispatch import FLOAT8_ROW
-from clustersim.training.partition.expert import expert_tensors, reach_of
+from clustersim.training.partition.expert import expert_tensors, other_tensors, reach_of
 from clustersim.training.partition.layers import Cutter
 from clustersim.training.partition.nodes import LayoutChange, Nodes, NodeSequence, backward_items, forward_items
 from clustersim.training.partition.recompute import (
@@ -233,13 +233,13 @@ class _LayerBuilder:
         )
         if key not in self.known:
             self.known[key] = self._passes(index, unit, received)
-        local_tensors = tuple(self._tensor(t, names) for t in layer.tensors if not t.cut.startswith("expert"))
+        local_tensors = tuple(self._tensor(t, names) for t in other_tensors(self.model, index))
         partial = self.parallel.sequence_parallel and self.parallel.tp > 1
         return replace(
             self.known[key],
             name=layer.name,
             tensors=local_tensors,
-            expert_tensors=expert_tensors(layer.tensors, self.share, self.parallel),
+            expert_tensors=expert_tensors(self.model, index, self.parallel.ep, self.parallel.etp or self.share.tp),
             replicated=sum(t.numel for t in local_tensors if t.cut == "sequence" and not (t.tied_to or t.frozen))
             if partial
             else 0,
