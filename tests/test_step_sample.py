@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import clustersim
 from clustersim.core.paths import shipped
@@ -20,6 +22,8 @@ from clustersim.studies.plan.limits import Bound, held_bound, step_bound
 from clustersim.studies.plan.seen import KnownCandidates, machines_of
 from clustersim.studies.plan.spec import load
 from clustersim.training.strategies import STRATEGIES
+from clustersim.training.strategies.zero3 import _PrefetchWalk
+from clustersim.training.strategies.zero_config import ZeroOptimization
 
 PASSES = (1, 2, 3, 6)
 MOST_OPTIONS = 12
@@ -135,3 +139,30 @@ def test_options_that_differ_in_passes_alone_share_a_sample(monkeypatch: pytest.
     options = [option.candidate for option in known.options]
     bounds = [outcome for _, outcome in known.sieve.look(options) if isinstance(outcome, Bound)]
     assert len(looked) < 0.75 * len(bounds)
+
+
+def walked_along(sizes: list[int], order: tuple[int, ...], k: int, limit: int) -> bool:
+    """Whether the module of place ``k`` is used again within ``limit`` elements, as DeepSpeed looks for it."""
+    distance = 0
+    for later in order[k + 1 :]:
+        if distance >= limit:
+            return False
+        if later == order[k]:
+            return True
+        distance += sizes[later]
+    return False
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    picks=st.lists(st.integers(0, 5), min_size=1, max_size=30),
+    limit=st.integers(0, 20),
+    recorded=st.booleans(),
+)
+def test_reuse_is_looked_up_as_it_is_walked_along(
+    sizes: list[int], picks: list[int], limit: int, recorded: bool
+) -> None:
+    order = tuple(pick % len(sizes) for pick in picks)
+    walk = _PrefetchWalk(sizes, order, ZeroOptimization(stage=3, stage3_max_reuse_distance=limit), recorded)
+    for k in range(len(order)):
+        assert walk._soon(k) is (recorded and walked_along(sizes, order, k, limit))

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import msgspec
 import numpy as np
@@ -141,7 +141,11 @@ def visits_of(model: Model, block: ZeroOptimization, recorded: bool, recomputed:
 
 
 class _PrefetchWalk(msgspec.Struct):
-    """The coordinator's state: what is available, and how far prefetching has read the record."""
+    """The coordinator's state: what is available, and how far prefetching has read the record.
+
+    ``before`` : elements of all uses ahead of each place in the order. ``following`` : where the module of each place
+    is used next, -1 for nowhere. With both, no use walks along the record: a mixture of experts has 10,000s of modules.
+    """
 
     sizes: list[int]
     order: tuple[int, ...]
@@ -150,6 +154,16 @@ class _PrefetchWalk(msgspec.Struct):
     available: set[int] = msgspec.field(default_factory=set)
     live: int = 0
     read: int = 0
+    before: list[int] = msgspec.field(default_factory=list)
+    following: list[int] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.before = list(accumulate((self.sizes[module] for module in self.order), initial=0))
+        self.following = [-1] * len(self.order)
+        place_of: dict[int, int] = {}
+        for place in reversed(range(len(self.order))):
+            self.following[place] = place_of.get(self.order[place], -1)
+            place_of[self.order[place]] = place
 
     def visit(self, k: int) -> Visit:
         module = self.order[k]
@@ -159,7 +173,7 @@ class _PrefetchWalk(msgspec.Struct):
         self.read = max(self.read, k + 1)
         ahead = self._prefetch() if self.recorded else ()
         visit = Visit(module, fetch, ahead, self.live)
-        if module in self.available and not self._soon(module, k):
+        if module in self.available and not self._soon(k):
             self.available.remove(module)
             self.live -= self.sizes[module]
         return visit
@@ -182,19 +196,12 @@ class _PrefetchWalk(msgspec.Struct):
                 taken += self.sizes[module]
         return tuple(ahead)
 
-    def _soon(self, module: int, k: int) -> bool:
+    def _soon(self, k: int) -> bool:
         """Whether it is used again within the reuse distance (its own use counts where it begins)."""
-        if not self.recorded:
+        following = self.following[k]
+        if not self.recorded or following < 0:
             return False
-        distance = 0
-        limit = elements(self.block.stage3_max_reuse_distance)
-        for later in self.order[k + 1 :]:
-            if distance >= limit:
-                return False
-            if later == module:
-                return True
-            distance += self.sizes[later]
-        return False
+        return self.before[following] - self.before[k + 1] < elements(self.block.stage3_max_reuse_distance)
 
 
 class Zero3(Zero):
