@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from math import isclose
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.algorithm_contract import check_algorithm
 from clustersim.core.contract import CLOSE, require
-from clustersim.core.errors import ProgramError, ScenarioError
+from clustersim.core.errors import ClusterSimError, ProgramError, ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Kernel, Layer, Model, StepCost, Tensor
 from clustersim.core.program import Compute, Program
@@ -81,6 +81,7 @@ def check_strategy(row: Strategy) -> None:
         for jitter in (0.0, 0.05):
             check_steps(row, accumulation, jitter)
     check_period(row)
+    check_whole_numbers(row)
     for wrong in ({"micro_batchsize": 2}, {"micro_batch_size": 0}):
         _refuses(row, msgspec.ValidationError, lambda table=wrong: msgspec.convert(table, row.config), f"{wrong}")  # type: ignore[misc]
     model = toy_model([[5], [6]])
@@ -112,6 +113,26 @@ def check_steps(row: Strategy, accumulation: int, jitter: float) -> None:
     phases = {op.phase for role in program.roles for op in role.ops}
     require("optimizer" in phases, row, "no op has the phase 'optimizer'")
     require("fwd l0" in program.describe(0), row, "the forward of layer l0 must be called 'fwd l0'")
+
+
+def check_whole_numbers(row: Strategy) -> None:
+    """A whole number that a knob cannot be is refused as one reads it, or by an error that says so: never a traceback.
+
+    Tried are 0 and -1 of each knob whose default is a whole number. Raises :class:`AssertionError`.
+    """
+    model = toy_model([[5], [6]])
+    defaults = msgspec.to_builtins(row.config())
+    knobs = [name for name, value in defaults.items() if type(value) is int]
+    for knob, value in product(knobs, (0, -1)):
+        try:
+            config = msgspec.convert({"kind": row.name, knob: value}, row.config)
+            _, ranks = _placed(row, config)
+            row.build(model, toy_cost(model), ranks, config, row.period_of(config), 0)
+        except (msgspec.ValidationError, ClusterSimError):
+            continue
+        except Exception as wrong:
+            words = f"{type(wrong).__name__}: {wrong}"
+            raise AssertionError(f"{row.name}: {knob} = {value} must work or be refused, not end in {words}") from wrong
 
 
 def check_period(row: Strategy) -> None:

@@ -86,6 +86,22 @@ def test_every_figure_of_a_chip_is_stated_or_said_to_be_assumed(name: str) -> No
     assert "l2" not in stated or "L2" in stated["source"], "a cache without the page it was read on"
 
 
+FP32_PEAKS = (0.94, 1.16)
+"""Peaks over cores times clock: makers' round numbers, and peaks of parts that they clock higher than they say."""
+
+
+@pytest.mark.parametrize("name", list(devices()))
+def test_an_fp32_peak_is_what_its_cores_do_at_its_clock(name: str) -> None:
+    """A slip in one of the three is named: a launch is priced by the cores, a product by the peak."""
+    part = device(name)
+    a_clock = data_table("devices")["family"][part.arch].get("fp32_a_clock")
+    if a_clock is None:
+        return
+    share = part.peak["fp32"] / (part.sms * a_clock * part.clock)
+    least, most = FP32_PEAKS
+    assert least < share < most, f"{name}: peak.fp32 is {share:.3f} of {a_clock} x sms x clock"
+
+
 @pytest.mark.parametrize("arch", list(families()))
 def test_an_assumed_cache_is_as_far_off_as_it_says(arch: str) -> None:
     kin = [part for part in devices().values() if part.arch == arch and not part.assumed]

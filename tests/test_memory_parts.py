@@ -23,8 +23,8 @@ from clustersim.scenario.run.held import held
 SMALL = "ddp_resnet50_1x8_v100"
 SPLIT = "gpipe_gpt2_xl_1x8_a100"
 PRODUCTS = MemoryPart(
-    key="product_workspace",
-    label="workspace of products",
+    key="part_of_a_test",
+    label="workspace of a test",
     colour="#123456",
     head="products",
     variant_head="products",
@@ -44,8 +44,8 @@ def with_workspace(monkeypatch):
 def expected(with_workspace):
     """Bytes of the new part of the small run."""
     use = held(load(SMALL)).use
-    assert use.product_workspace == V100_SMS + 100 * use.parameters > 0
-    return use.product_workspace
+    assert use.part_of_a_test == V100_SMS + 100 * use.parameters > 0
+    return use.part_of_a_test
 
 
 def printed(*words):
@@ -65,8 +65,8 @@ def test_a_new_part_counts_in_the_peak():
 
 
 def test_a_new_part_is_in_the_tables_of_memory_and_in_its_json(expected):
-    assert "workspace of products" in printed("memory", SMALL)
-    assert json.loads(printed("memory", SMALL, "--json"))["rows"][0]["largest"]["product_workspace"] == expected
+    assert "workspace of a test" in printed("memory", SMALL)
+    assert json.loads(printed("memory", SMALL, "--json"))["rows"][0]["largest"]["part_of_a_test"] == expected
     heads = next(line for line in printed("memory", SMALL, "--all").splitlines() if "activ" in line)
     assert "products" in heads
 
@@ -75,16 +75,16 @@ def test_a_new_part_of_a_split_model_is_a_column_of_its_stages(with_workspace):
     heads = next(line for line in printed("memory", SPLIT).splitlines() if "stage" in line and "params" in line)
     assert "products" in heads
     for use in held(load(SPLIT)).split.memory:
-        assert use.product_workspace == A100_SMS + 100 * use.parameters
+        assert use.part_of_a_test == A100_SMS + 100 * use.parameters
 
 
 def test_a_new_part_is_in_a_run_its_json_and_its_page(expected):
     result = load(SMALL).run()
-    assert result.to_dict()["memory"]["by"]["product_workspace"] == expected
-    assert "workspace of products" in str(result.verdict)
-    assert result.facts().memory_course.columns()["product_workspace"].max() == expected
+    assert result.to_dict()["memory"]["by"]["part_of_a_test"] == expected
+    assert "workspace of a test" in str(result.verdict)
+    assert result.facts().memory_course.columns()["part_of_a_test"].max() == expected
     part = content._memory(result.saved)
-    assert "workspace of products" in dict(part.rows)
+    assert "workspace of a test" in dict(part.rows)
     assert any(PRODUCTS.colour in str(picture) for picture in part.svgs)
 
 
@@ -96,7 +96,7 @@ def test_a_new_part_has_its_colour_in_every_picture_of_memory(expected):
         plots.memory_over_time(use.course.moments, use.course.parts),
     ):
         entries = zip(*figure.axes[0].get_legend_handles_labels(), strict=True)
-        (drawn,) = (handle for handle, label in entries if label.startswith("workspace of products"))
+        (drawn,) = (handle for handle, label in entries if label.startswith("workspace of a test"))
         area = drawn[0] if isinstance(drawn, tuple) else drawn
         assert to_hex(np.ravel(area.get_facecolor())[:3]) == PRODUCTS.colour
 
@@ -104,7 +104,7 @@ def test_a_new_part_has_its_colour_in_every_picture_of_memory(expected):
 def test_a_new_part_is_in_explore(expected):
     from clustersim.app.explore.runs import PlayRequest, RunPlayer
 
-    assert "workspace of products" in RunPlayer(ROOT / "scenarios" / f"{SMALL}.toml")(PlayRequest()).html
+    assert "workspace of a test" in RunPlayer(ROOT / "scenarios" / f"{SMALL}.toml")(PlayRequest()).html
 
 
 def test_what_a_step_holds_is_a_row():
@@ -121,7 +121,7 @@ def test_what_a_step_holds_is_a_row():
 
 def test_a_part_that_is_computed_needs_a_gpu(with_workspace):
     columns = {part.key: np.ones(3) for part in MEMORY_PARTS if part.value is None and part.of != "driver"}
-    with pytest.raises(KeyError, match="needs the GPU whose memory it is: product_workspace"):
+    with pytest.raises(KeyError, match="needs the GPU whose memory it is: part_of_a_test"):
         MemoryCourse.of(("fwd a", "bwd a", "optimizer"), columns)
 
 

@@ -11,6 +11,8 @@ from clustersim.core.device import device
 from clustersim.core.errors import ModelError
 from clustersim.core.model import Kernel, Model
 from clustersim.model import from_hf, model
+from clustersim.model.families import by_type
+from clustersim.model.names import names
 from clustersim.model.seconds import step_cost
 from tests.evidence.generic import from_row
 
@@ -150,6 +152,11 @@ def test_grouped_products_launch_fewer_kernels() -> None:
     assert costs[0].forward_launch is not None
     assert costs[1].forward_launch is not None
     assert costs[1].forward_launch.sum() < costs[0].forward_launch.sum() / 4
+
+
+def test_a_type_that_a_family_reads_is_not_said_to_be_described_by_nobody() -> None:
+    both = names()["types"].keys() & by_type().keys()
+    assert not both, f"described in data/families, so take them out of [types] of data/names.toml: {sorted(both)}"
 
 
 @pytest.mark.parametrize("kind", ["arctic", "deepseek", "grok-1"])

@@ -24,7 +24,7 @@ from clustersim.files.traces import FORMATS, Samples
 from clustersim.model.families import FAMILIES, FamilyTable, by_type, families
 from clustersim.testing import check_algorithm, check_reader, check_schedule, check_strategy
 from clustersim.training.schedules import SCHEDULES, Action, Schedule, schedule
-from clustersim.training.strategies import STRATEGIES
+from clustersim.training.strategies import STRATEGIES, StrategyConfig
 
 OWN = ROOT / "tests" / "data" / "own_parts"
 SHIPPED = OptimizerRow(name="sgd", passes=(3, 3), ops=1)
@@ -149,6 +149,16 @@ def test_a_contract_says_what_does_not_hold(acme):
     )
     with pytest.raises(AssertionError, match=r"local_sgd: a rank computes 2.16e\+11 FLOPs, the model has 6.48e\+11"):
         check_strategy(lazy)
+
+    def never(model, cost, mesh, config, steps, seed):  # a knob's 0 that nobody refuses is divided by
+        return acme.LOCAL_SGD.build(model, cost, mesh, config, steps + 0 % config.often, seed)
+
+    class Loose(StrategyConfig, frozen=True, tag_field="kind", tag="local_sgd"):
+        every: int = 4
+        often: int = 4
+
+    with pytest.raises(AssertionError, match="local_sgd: often = 0 must work or be refused, not end in ZeroDivisionEr"):
+        check_strategy(msgspec.structs.replace(acme.LOCAL_SGD, config=Loose, build=never))
     log = OWN / "timings.log"
     with pytest.raises(AssertionError, match=r"acme_log: empty timings.log: a TraceError is wanted, not IndexError"):
         check_reader(replace(acme.LOG, read=lambda paths: acme.LOG.read([*paths][paths[0].read_bytes()[0] * 0 :])), log)

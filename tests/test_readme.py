@@ -20,7 +20,7 @@ PARTS = [(page, arguments) for page in readme.PAGES for arguments, _ in readme.p
 @pytest.mark.parametrize(("page", "arguments"), PARTS, ids=lambda one: one if isinstance(one, str) else one.parent.name)
 def test_a_generated_part_is_what_its_command_prints(page: Path, arguments: str) -> None:
     assert dict(readme.parts(page.read_text()))[arguments] == readme.printed(arguments), (
-        "run: python tests/readme.py --quick"
+        f"run: python tests/readme.py --quick {page.relative_to(readme.ROOT)}"
     )
 
 

@@ -251,7 +251,9 @@ def test_every_format_that_is_read_is_in_this_contract(tmp_path: Path):
     base.close()
     assert traces.sniff(tmp_path / "x.sqlite").name == "nsys"
     tested = {name for table in (OBJECTS, FIRST_LINES, TEXTS, COLUMNS) for name, _ in table.values()}
-    assert {name for name, row in FORMATS.items() if row.read} == tested | OWN_TESTS
+    assert {name for name, row in FORMATS.items() if row.read} == tested | OWN_TESTS, (
+        "a format needs a text that it is known by in OBJECTS, FIRST_LINES, TEXTS or COLUMNS of this file"
+    )
 
 
 OWN_TESTS = {"nsys", "run", "tensorboard"}
@@ -270,7 +272,9 @@ def examples():
 
 
 def test_every_format_that_is_read_has_an_example_in_the_public_contract():
-    assert {name for name, row in FORMATS.items() if row.read} == set(examples()) | OWN_TESTS
+    assert {name for name, row in FORMATS.items() if row.read} == set(examples()) | OWN_TESTS, (
+        "a format needs an example: a text in this file, or a file under tests/data and its pattern in shipped()"
+    )
 
 
 @pytest.mark.parametrize("name", examples())

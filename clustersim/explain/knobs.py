@@ -1,8 +1,9 @@
 """The knobs that a what-if turns, one row each: what it is called, and what becomes faster with it.
 
 :mod:`clustersim.explain.whatif` bounds what a knob saves from these rows alone; ``studies/what_if/rerun.py`` names the
-run that shows what it really saves. A knob is added in these two places (``tests/test_explain.py`` holds them to each
-other), and in a third, a case of ``_KnobReplay`` in ``explain/whatif.py``, where a row cannot say what it makes faster.
+run that shows what it really saves. A knob that makes ops of some bound or links of some kind faster is a row here and
+nothing else. Where a row cannot say what it makes faster, it has a run of its own in ``RERUNS`` there and a case of
+``_KnobReplay`` in ``explain/whatif.py``; ``tests/test_explain.py`` holds that a run saves no more than the bound.
 """
 
 from __future__ import annotations

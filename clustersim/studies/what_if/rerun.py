@@ -16,7 +16,7 @@ from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.program import Compute, Op, Role
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
-from clustersim.explain.knobs import KNOB_NAMED, WIDER
+from clustersim.explain.knobs import KNOB_NAMED, KNOB_TABLE, WIDER
 from clustersim.explain.metrics import steady_window
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Changes, Table
@@ -179,12 +179,11 @@ def _changed(prepared: Prepared, change: Changes) -> float:
 
 
 RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
-    "compute speed": _faster,
-    "host speed": _faster,
+    **{knob.name: _faster for knob in KNOB_TABLE if knob.helps},
     **dict.fromkeys(("GPU compute", "HBM", "kernels"), _another_gpu),
-    **dict.fromkeys(("NVLink", "NIC", "fabric", *LINKS), _wider),
+    **dict.fromkeys((*WIDER, *LINKS), _wider),
     "latency": _nearer,
     "bucket size": _other_buckets,
     "batch": _larger_batch,
 }
-"""The run that shows what a knob really does, by its name."""
+"""The run that shows what a knob really does, by its name; of one whose row says what becomes faster, it follows."""

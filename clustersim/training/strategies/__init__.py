@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clustersim.core.row_table import RowTable
+from clustersim.training.parallel.config import AtLeastOne
 from clustersim.training.strategies import data_parallel, ddp, fsdp, parameter_server, single, steps_of_sgd, zero
 from clustersim.training.strategies.base import Strategy, StrategyConfig
 
@@ -11,4 +12,4 @@ _ROWS = [module.STRATEGY for module in _MODULES]
 STRATEGIES: RowTable[Strategy] = RowTable("clustersim.strategies", "strategy", Strategy, _ROWS)
 """Every strategy by the ``kind`` a scenario's ``[strategy]`` names it with."""
 
-__all__ = ["STRATEGIES", "Strategy", "StrategyConfig"]
+__all__ = ["STRATEGIES", "AtLeastOne", "Strategy", "StrategyConfig"]

@@ -14,7 +14,7 @@ from clustersim.files.traces.joining import join
 from clustersim.files.traces.profiled import ProfiledWork, RankCollective, RankTrace
 from clustersim.model.families import FamilyTable
 from clustersim.training.schedules import Action, Schedule
-from clustersim.training.strategies import Strategy, StrategyConfig
+from clustersim.training.strategies import AtLeastOne, Strategy, StrategyConfig
 from clustersim.training.strategies.primitives import collective, wait
 from clustersim.training.strategies.walk import WholeModelHooks, walked
 
@@ -27,7 +27,7 @@ class LocalConfig(StrategyConfig, frozen=True, tag_field="kind", tag="local_sgd"
     every : steps of its own that a rank takes between two averages of the parameters.
     """
 
-    every: int = 4
+    every: AtLeastOne = 4
 
 
 class LocalSGD(WholeModelHooks[LocalConfig]):
