@@ -1,6 +1,6 @@
 """Algorithms told as rounds: who sends which pieces to whom, each round over before the next begins.
 
-An algorithm of this sort is one function ``(kind, n, root) -> RoundSteps``; its traffic and its schedule follow from that.
+An algorithm of this sort is one function ``(kind, n, root) -> RoundSteps``; its traffic and its schedule follow.
 """
 
 from __future__ import annotations

@@ -93,32 +93,86 @@ def read(
 
     Raises :class:`ScenarioError` naming file and option.
     """
-    read = documents(files)
-    table = load(framework_of(read, framework))
-    trainer.arranged(read, table)
-    recipes.arranged(read, table)
-    titan_python.arranged(read, table)
-    options = renamed(together(read), table)
-    notes = litgpt.arranged(read, options, table)
-    refuse(table, options, [(file.program, file.name) for file in read if file.program], model)
-    notes += [*table.notes, *(note for file in read for note in file.notes)]
+    parts = _parts_of(files, framework, model, Path(path))
+    parts.notes += _launched(parts, cluster)
+    used = apply(parts.table, parts.options, parts.fields, parts.model)
+    left = _settled(parts, used)
+    place, world = machine(parts.fields, cluster, parts.notes, parts.files[0].name, parts.folder)
+    batches.ask_for_passes(parts.fields, parts.table)
+    result, tables = _made(parts, place, world, run or {})
+    parts.notes += _unsaid(parts.fields, result)
+    parts.notes += _undecided(parts.fields, parts.options)
+    if parts.table.name == "torchtitan":
+        parts.notes += torchtitan.wide_experts(parts.options, result)
+    mapped = tuple(dict.fromkeys(parts.options[key].name for key in parts.options if key in used))
+    return LaunchImport(result, tables, parts.table, tuple(parts.notes), mapped, *left)
+
+
+@dataclass
+class LaunchParts:
+    """What launch files say, while a scenario is made of it.
+
+    Parameters
+    ----------
+    files, table : as they were read, and the words of their framework. options : what the files say, by place and name.
+    path : of the scenario. model : its name or config.json as the scenario has it; None where sizes are said instead.
+    fields : of the scenario, by dotted path, so far. notes : what was assumed or left out so far.
+    """
+
+    files: list[Document]
+    table: FrameworkTable
+    options: dict[Key, OptionValue]
+    path: Path
+    model: str | None
+    fields: ScenarioFields
+    notes: list[str]
+
+    @property
+    def folder(self) -> Path:
+        """Of the scenario, whose paths start there."""
+        return self.path.parent
+
+
+def _parts_of(
+    files: Sequence[str | Path | Document], framework: str | None, model: str | None, path: Path
+) -> LaunchParts:
+    """The options of all files, as the framework's table names them; the model's config.json, where one is given."""
+    read_files = documents(files)
+    table = load(framework_of(read_files, framework))
+    trainer.arranged(read_files, table)
+    recipes.arranged(read_files, table)
+    titan_python.arranged(read_files, table)
+    options = renamed(together(read_files), table)
+    notes = litgpt.arranged(read_files, options, table)
+    refuse(table, options, [(file.program, file.name) for file in read_files if file.program], model)
+    notes += [*table.notes, *(note for file in read_files for note in file.notes)]
     notes += torchtitan.arranged(options, table)
-    notes += torchtune.arranged(read, options, table)
-    fields = ScenarioFields()
-    for file in sorted(read, key=lambda file: file.kind != HOSTS):  # hosts are what a command may use a part of
-        for name, value in file.machine.items():
-            fields.launch(name, value)
-    notes += _alone(read, fields, cluster)
-    notes += _unlaunched(read, table, fields, cluster)
-    config = next((file.name for file in read if file.kind == MODEL), None)
-    folder = Path(path).parent
+    notes += torchtune.arranged(read_files, options, table)
+    config = next((file.name for file in read_files if file.kind == MODEL), None)
     if config is not None and model is None:
-        model = f"./{os.path.relpath(config, folder)}"
-    used = apply(table, options, fields, model)
+        model = f"./{os.path.relpath(config, path.parent)}"
+    return LaunchParts(read_files, table, options, path, model, ScenarioFields(), notes)
+
+
+def _launched(parts: LaunchParts, cluster: Tables) -> list[str]:
+    """The fields that launchers and lists of hosts say; returns notes."""
+    for file in sorted(parts.files, key=lambda file: file.kind != HOSTS):  # a command may use a part of the hosts
+        for name, value in file.machine.items():
+            parts.fields.launch(name, value)
+    notes = _alone(parts.files, parts.fields, cluster)
+    return notes + _unlaunched(parts.files, parts.table, parts.fields, cluster)
+
+
+def _settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
+    """Put what follows from several options, the model and the framework into the fields.
+
+    Returns the options that are not played, that are ignored, and that nobody knows.
+    """
+    table, options, fields, notes = parts.table, parts.options, parts.fields, parts.notes
     notes += _named(fields, table)
-    notes += _adapters(read, table, options, fields, used)
-    notes += seeing.taken(options, fields, used, model, folder)
-    complete(read, table, options, used, notes)
+    notes += _adapters(parts.files, table, options, fields, used)
+    notes += seeing.taken(options, fields, used, parts.model, parts.folder)
+    complete(parts.files, table, options, used, notes)
     left = others(table, options, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
@@ -126,29 +180,28 @@ def read(
     notes += _recomputed(fields)
     notes += _graphs(fields)
     notes += _scores(table, fields)
-    unset = next((note for file in read for note in file.notes if UNSET in note), "")
-    if unset and model is None and not {"shape.layers", "model.name"} & fields.keys():
+    unset = next((note for file in parts.files for note in file.notes if UNSET in note), "")
+    if unset and parts.model is None and not {"shape.layers", "model.name"} & fields.keys():
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
-    notes += _model(fields, model, (read[0].name, folder), trains(read, table, options) if model is None else "")
-    notes += filled(fields, folder)
+    trained = trains(parts.files, table, options) if parts.model is None else ""
+    notes += _model(fields, parts.model, (parts.files[0].name, parts.folder), trained)
+    notes += filled(fields, parts.folder)
     if fields.get("strategy.kind") == "single":
         for name in ("nodes", "gpus_per_node"):
             fields.setdefault(f"cluster.{name}", 1)
-    place, world = machine(fields, cluster, notes, read[0].name, folder)
-    batches.ask_for_passes(fields, table)
-    if table.name == "torchtitan":
-        torchtitan.fill(fields, world)
-    tables = _tables(table, fields, place, world)
-    tables["run"] = {**tables.get("run", {}), **(run or {})}
-    check = partial(checked, tables, Path(path), fields, table, read)
-    result = adapters.passed_over(tables, notes, check) if table.name == "accelerate" else check()
-    said_tables, result = shorter(tables, result, Path(path))
-    notes += _unsaid(fields, result)
-    notes += _undecided(fields, options)
-    if table.name == "torchtitan":
-        notes += torchtitan.wide_experts(options, result)
-    mapped = tuple(dict.fromkeys(options[key].name for key in options if key in used))
-    return LaunchImport(result, said_tables, table, tuple(notes), mapped, *left)
+    return left
+
+
+def _made(parts: LaunchParts, place: Tables, world: int, run: Tables) -> tuple[Scenario, Tables]:
+    """The scenario, checked, and its tables without what holds anyway; ``place`` : of ``[cluster]``."""
+    if parts.table.name == "torchtitan":
+        torchtitan.fill(parts.fields, world)
+    tables = _tables(parts.table, parts.fields, place, world)
+    tables["run"] = {**tables.get("run", {}), **run}
+    check = partial(checked, tables, parts.path, parts.fields, parts.table, parts.files)
+    result = adapters.passed_over(tables, parts.notes, check) if parts.table.name == "accelerate" else check()
+    tables, result = shorter(tables, result, parts.path)
+    return result, tables
 
 
 def _alone(read: Sequence[Document], fields: ScenarioFields, cluster: Tables) -> list[str]:
@@ -160,14 +213,10 @@ def _alone(read: Sequence[Document], fields: ScenarioFields, cluster: Tables) ->
     return [f"{starter.name}: one node, as {starter.alone} starts ranks on the node that it runs on; or say --nodes"]
 
 
-ONE_PROCESS = ("megatron", "deepspeed", "accelerate")
-"""Frameworks whose script is one rank, where no launcher starts it."""
-
-
 def _unlaunched(read: Sequence[Document], table: FrameworkTable, fields: ScenarioFields, cluster: Tables) -> list[str]:
     """A note where no launcher starts a script, and nobody says how many ranks there are."""
     known = {"cluster.gpus_per_node", "cluster.world"} & fields.keys() or cluster.get("gpus_per_node")
-    if known or table.name not in ONE_PROCESS:
+    if known or not table.one_process:
         return []
     for file in read:
         launcher = file.options.get(("args", "launcher"))

@@ -111,6 +111,8 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     programs : what a training script, or what a file says that it is (globs), trains: ``decoder``, ``encoder``, or a
         sentence on why no sizes tell it. says : keys of a file that name it.
     files : options that name a further file, which must be given too. aliases : other names of options.
+    one_process : its script is one rank, where no launcher starts it. asks_for_passes : it refuses a global batch where
+        nothing says how many samples a pass holds.
     refused : what no scenario plays, ``option=value`` (globs; ``program`` is the training script), and what it does.
     unsized : options of a model that its sizes do not tell (globs), and what it has: a config.json must.
     notes : what is assumed of every run of the framework, said each time.
@@ -131,6 +133,8 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beside: dict[str, str] = {}
     marks: tuple[str, ...] = ()
     leaf: bool = False
+    one_process: bool = False
+    asks_for_passes: bool = False
     dashes: bool = True
     unplayed: dict[str, str] = {}
     ignored: tuple[str, ...] = ()
