@@ -81,8 +81,8 @@ def told(micro: int, count: int, replicas: int, pipeline: bool) -> Mapping[str, 
 
 
 def ask_for_passes(fields: ScenarioFields, table: FrameworkTable) -> None:
-    """Raises :class:`ScenarioError` where a framework would, which makes no passes of a global batch alone: Megatron-Core
-    (``micro_batch_size must not be None``, megatron/training/arguments.py, ``validate_args``) and what is built on it."""
+    """Raises :class:`ScenarioError` where a framework makes no passes of a global batch alone: Megatron-Core, and
+    what is built on it (``micro_batch_size must not be None``, megatron/training/arguments.py, ``validate_args``)."""
     is_alone = "batch.global" in fields.by and "batch.micro" not in fields
     if is_alone and table.asks_for_passes:
         why = "alone does not say how many samples a pass holds; say micro_batch_size beside it"

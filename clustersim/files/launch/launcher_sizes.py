@@ -1,0 +1,256 @@
+"""What launchers, schedulers and variables say of how many nodes and ranks there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+MASON = "mason.py"
+"""Of open-instruct, which submits the command behind ``--``."""
+UNKNOWN = re.compile(r"\$\{[^}]*\}")
+"""A variable that nothing sets."""
+
+
+@dataclass
+class Launch:
+    """A command taken apart.
+
+    alone : the launcher, where it starts ranks on the node that it runs on alone, unless somebody says more.
+    program : the training script, or module. arguments : its words. tools : what starts it, the outermost first, each
+    with its options, by names with ``_``. machine : fields of ``[cluster]``, by their last part, and the option that
+    says each. options : of ``accelerate launch``, as its file would have them. notes : sentences.
+    """
+
+    program: str = ""
+    arguments: list[str] = field(default_factory=list)
+    tools: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    machine: dict[str, tuple[str, str]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    alone: str = ""
+
+
+@dataclass(frozen=True)
+class OwnStart:
+    """A command that starts torchrun itself, with the ranks that ``NNODES`` and ``NPROC_PER_NODE`` say.
+
+    program : what it begins with. alone : what those of its commands begin with that start ranks on the node that they
+    run on, where ``NNODES`` is not said. one_node : who says that it is one node, where only ``NPROC_PER_NODE`` is.
+    """
+
+    program: str
+    alone: str = ""
+    one_node: str = ""
+
+
+OWN_STARTS = (
+    OwnStart("llamafactory-cli", alone="llamafactory-cli train"),
+    OwnStart("swift ", one_node="NNODES, which ms-swift has as"),
+)
+"""LLaMA-Factory's ``cli.py`` and ms-swift's ``cli/main.py``."""
+
+
+def say_machine(launch: Launch, variables: dict[str, Any]) -> None:
+    """Put what launchers, schedulers and ``variables`` say of nodes and ranks into ``launch``, and notes."""
+    _submitted(launch)
+    _torch_variables(launch, variables)
+    for tool, options in launch.tools:
+        _counted(launch, _SAYS.get(tool, _accelerate)(options))
+    own = next((start for start in OWN_STARTS if launch.program.startswith(start.program)), None)
+    if own is not None:
+        for name, variable in (("nodes", "NNODES"), ("gpus_per_node", "NPROC_PER_NODE")):
+            said_by = variables.get(variable)
+            if isinstance(said_by, str) and said_by.isdecimal():
+                launch.machine.setdefault(name, (variable, said_by))
+    _whole(launch, variables)
+    _ranks_of_bare_script(launch, variables)
+    if own is not None and "NNODES" not in variables:
+        _on_one_node(launch, own)
+
+
+def _torch_variables(launch: Launch, variables: dict[str, Any]) -> None:
+    """Variables ``PET_*`` say what no option of torchrun does (torch/distributed/argparse_util.py)."""
+    for tool, options in launch.tools:
+        for name in ("nnodes", "nproc_per_node") if tool == "torchrun" else ():
+            said_by = variables.get(f"PET_{name.upper()}")
+            if isinstance(said_by, str) and said_by:
+                options.setdefault(name, said_by)
+
+
+def _counted(launch: Launch, sizes: Said) -> None:
+    """What a launcher says of the machine counts, and not what one around it says; a note where they differ."""
+    for name, size in dict(sizes).items():
+        before = launch.machine.get(name)
+        if before is not None and before[1].isdecimal() and size[1].isdecimal() and before[1] != size[1]:
+            launch.notes.append(f"{size[0]} {size[1]} counts, not {before[0]} {before[1]} around it")
+        if before is None or size[1].isdecimal():
+            launch.machine[name] = size
+
+
+def _on_one_node(launch: Launch, own: OwnStart) -> None:
+    """One node, of a command that starts its ranks itself and is not told how many nodes there are."""
+    if own.alone and launch.program.startswith(own.alone):
+        launch.alone = own.program
+    if own.one_node and "gpus_per_node" in launch.machine:
+        launch.machine.setdefault("nodes", (own.one_node, "1"))
+
+
+def _ranks_of_bare_script(launch: Launch, variables: dict[str, Any]) -> None:
+    """``WORLD_SIZE`` counts where no launcher sets it: torch reads it itself."""
+    ranks = variables.get("WORLD_SIZE")
+    is_bare = not launch.tools and launch.program.endswith(".py")
+    is_counted = {"world", "gpus_per_node"} & launch.machine.keys()
+    if is_bare and not is_counted and isinstance(ranks, str) and ranks.isdecimal():
+        launch.machine["world"] = ("WORLD_SIZE", ranks)
+
+
+Said = Iterator[tuple[str, tuple[str, str]]]
+
+
+def _named(options: dict[str, Any], names: dict[str, str], dashes: str = "--") -> Said:
+    for option, name in names.items():
+        if option in options:
+            yield name, (f"{dashes}{option.replace('_', '-')}", str(options[option]))
+
+
+def _slurm(options: dict[str, Any]) -> Said:
+    names = {"nodes": "nodes", "gpus_per_node": "slots", "ntasks_per_node": "tasks", "ntasks": "all", "gpus": "gpus"}
+    yield from _named(options, names)
+
+
+def _mpi(options: dict[str, Any]) -> Said:
+    yield from _named(options, {"np": "all", "npernode": "tasks"}, "-")
+    by = re.search(r"ppr:(\d+):node", str(options.get("map_by", "")))
+    if by:
+        yield "tasks", ("--map-by", by[1])
+    hosts = str(options.get("host", "")).split(",")
+    if hosts != [""] and not UNKNOWN.search(",".join(hosts)):
+        yield "nodes", ("-host", str(len(hosts)))
+        slots = {host.partition(":")[2] for host in hosts}
+        if len(slots) == 1 and next(iter(slots)).isdecimal():
+            yield "slots", ("-host", next(iter(slots)))
+
+
+def _torch(options: dict[str, Any]) -> Said:
+    least, _, most = str(options.get("nnodes", "")).partition(":")
+    if least and least == most:  # elastic in name only
+        options["nnodes"] = least
+    yield from _named(options, {"nnodes": "nodes", "nproc_per_node": "gpus_per_node"})
+    if "nproc_per_node" in options and "nnodes" not in options and "..." not in options:
+        yield "nodes", ("nnodes, which torchrun has as", "1")
+
+
+def _deepspeed(options: dict[str, Any]) -> Said:
+    yield from _named(options, {"num_nodes": "nodes", "num_gpus": "gpus_per_node"})
+    hosts = [host for host in str(options.get("include", "")).split("@") if host]
+    if hosts and not UNKNOWN.search(str(options["include"])):
+        yield "nodes", ("--include", str(len(hosts)))
+        counts = {len(host.partition(":")[2].split(",")) for host in hosts if ":" in host}
+        if len(counts) == 1:
+            yield "gpus_per_node", ("--include", str(counts.pop()))
+
+
+def _mason(options: dict[str, Any]) -> Said:
+    yield "nodes", ("--num_nodes", str(options.get("num_nodes", 1)))
+    yield from _named(options, {"gpus": "slots"})
+
+
+def _submitted(launch: Launch) -> None:
+    """What open-instruct's mason.py (its ``make_internal_command``) makes of accelerate's ranks: those of each node."""
+    nodes = next((str(options.get("num_nodes", 1)) for tool, options in launch.tools if tool == MASON), "")
+    for tool, options in launch.tools:
+        ranks = str(options.get("num_processes", ""))
+        if tool == "accelerate" and nodes.isdecimal() and int(nodes) > 1 and ranks.isdecimal():
+            options |= {"num_processes": str(int(ranks) * int(nodes)), "num_machines": nodes}
+
+
+def _accelerate(options: dict[str, Any]) -> Said:
+    yield from _named(options, {"num_machines": "nodes", "num_processes": "world"})
+
+
+_SAYS: dict[str, Callable[[dict[str, Any]], Said]] = {
+    "sbatch": _slurm,
+    "srun": _slurm,
+    "mpirun": _mpi,
+    "torchrun": _torch,
+    "deepspeed": _deepspeed,
+    MASON: _mason,
+}
+"""What each launcher's options say of the machine; of another's, as accelerate's do."""
+
+
+def _whole(launch: Launch, variables: dict[str, Any]) -> None:
+    """Nodes, ranks of each, or ranks in all, from what schedulers and launchers say together."""
+    machine = launch.machine
+    started = any(tool in {"torchrun", "deepspeed", "accelerate"} for tool, _ in launch.tools)
+    tasks = machine.pop("tasks", None)
+    every = machine.pop("all", None)
+    slots = machine.pop("slots", None)
+    gpus = machine.pop("gpus", None)
+    if not started:  # each task is a rank
+        if tasks is not None:
+            machine.setdefault("gpus_per_node", tasks)
+        if every is not None:
+            machine.setdefault("world", every)
+    if slots is not None and not machine.get("gpus_per_node", ("", "0"))[1].isdecimal():
+        machine["gpus_per_node"] = slots  # of a variable that only the scheduler sets
+    if "gpus_per_node" not in machine and "world" not in machine:
+        if slots is not None:
+            machine["gpus_per_node"] = slots
+        elif gpus is not None and gpus[1].isdecimal():
+            machine["world"] = gpus
+        else:
+            visible = variables.get("CUDA_VISIBLE_DEVICES")
+            if isinstance(visible, str) and re.fullmatch(r"\d+(,\d+)*", visible):
+                machine["gpus_per_node"] = ("CUDA_VISIBLE_DEVICES", str(visible.count(",") + 1))
+    for tool, options in launch.tools:
+        if tool == "torchrun" and "nproc_per_node" not in options and "..." not in options and options:
+            launch.notes.append(
+                "torchrun has no --nproc_per_node, of which it would start one rank on each node; "
+                "all GPUs of each node are taken"
+                + (f", as {machine['gpus_per_node'][0]} says" if "gpus_per_node" in machine else "")
+            )
+        if tool == "accelerate":
+            launch.options |= _accelerate_options(options)
+
+
+_ACCELERATE = {
+    "deepspeed_config_file": "deepspeed_config.deepspeed_config_file",
+    "mixed_precision": "mixed_precision",
+    "dynamo_backend": "dynamo_config.dynamo_backend",
+    "config_file": "config_file",
+}
+
+
+_OF_DEEPSPEED = (
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "gradient_clipping",
+    "zero3_init_flag",
+    "zero3_save_16bit_model",
+)
+
+
+def _accelerate_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of ``accelerate launch`` by the names that its file has for them."""
+    found: dict[str, Any] = {}
+    for name, said in options.items():
+        if name in {"use_deepspeed", "use_fsdp", "multi_gpu", "use_megatron_lm"}:
+            kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM"}
+            found["distributed_type"] = kinds.get(name, "MULTI_GPU")
+        elif name in _OF_DEEPSPEED:
+            found[f"deepspeed_config.{name}"] = said
+        elif name.startswith("fsdp_"):
+            found[f"fsdp_config.{name}"] = said
+        elif name.startswith("parallelism_config_"):
+            found[f"parallelism_config.{name}"] = said
+        elif name in {"cpu", "use_cpu"}:
+            found["use_cpu"] = said
+        elif name == "gradient_accumulation_steps":
+            found["deepspeed_config.gradient_accumulation_steps"] = said
+        elif name in _ACCELERATE:
+            found[_ACCELERATE[name]] = said
+    return found
