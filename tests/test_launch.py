@@ -17,8 +17,9 @@ from clustersim import scenario
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch import batches, shapes, shell
-from clustersim.files.launch.files import document, documents, framework_of
+from clustersim.files.launch.files import document, documents
 from clustersim.files.launch.table import LaunchOption, load
+from clustersim.files.launch.whose import framework_of
 from clustersim.studies.what_if.folded import folded
 from clustersim.training.parallel import FIELDS
 from clustersim.training.strategies import STRATEGIES

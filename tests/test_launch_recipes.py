@@ -7,7 +7,8 @@ import pytest
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch import shapes
-from clustersim.files.launch.files import document, framework_of
+from clustersim.files.launch.files import document
+from clustersim.files.launch.whose import framework_of
 
 pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
 

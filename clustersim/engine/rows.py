@@ -17,7 +17,7 @@ from clustersim.core.blocks import Block, Columns, Meetings, RankSets, columns, 
 from clustersim.core.blocks import Column as BlockColumn
 from clustersim.core.mesh import Mesh
 from clustersim.core.op_infos import InfoPass, RepeatedInfos
-from clustersim.core.program import Collective, Compute, Op, Role, Send
+from clustersim.core.program import Collective, Compute, Op, Program, Role, Send
 from clustersim.core.repeated import RepeatedOps
 from clustersim.core.timeline import LinkUse, OpInfo
 from clustersim.core.topology import Topology
@@ -277,6 +277,16 @@ def infos(short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: To
         detail["groups"] = group[0] if len(group) == 1 else np.concatenate(group)
         if len(partners.get(key, ())) > 1:
             detail["meets"] = tuple(sorted(partners[key] - {firsts[key[0]] + key[1]}))
+    return _of_ops(program, firsts, homes, details)
+
+
+def _of_ops(
+    program: Program, firsts: Sequence[int], homes: list[Ints], details: dict[OpKey, dict[str, Any]]
+) -> Sequence[OpInfo]:
+    """What each op was, by its ``details``; ops of passes that repeat share what is known of those they repeat.
+
+    firsts : of each role, the row of its first op. homes : of each role, :func:`_homes`.
+    """
     if not any(isinstance(role.ops, RepeatedOps) for role in program.roles):
         return tuple(
             _info(op, role, first, details.get((r, i), {}))

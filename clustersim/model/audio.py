@@ -8,7 +8,7 @@ from __future__ import annotations
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
 from clustersim.model.conv_layers import BATCH_NORM, BIAS, RELU, Feature, convolution
-from clustersim.model.naming import affine
+from clustersim.model.tensor_parts import affine
 
 SEGMENT = 8000
 """Audio samples of a training segment of WaveGlow (--segment-length)."""

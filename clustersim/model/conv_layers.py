@@ -11,7 +11,7 @@ import msgspec
 from clustersim.core.errors import ModelError
 from clustersim.core.model import Kernel, Layer
 from clustersim.model.kernels import DROPOUT, Passes, linear, memory
-from clustersim.model.naming import affine
+from clustersim.model.tensor_parts import affine
 
 # Training BatchNorm reads its input twice (statistics, then normalise) and counts its batches in a kernel of its own;
 # backward reads input and gradient twice.

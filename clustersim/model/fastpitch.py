@@ -10,8 +10,8 @@ from __future__ import annotations
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
 from clustersim.model.conv_layers import ADD, BIAS, RELU, Feature, convolution
-from clustersim.model.naming import affine
 from clustersim.model.recurrent import CHARACTERS, FRAMES, LONGEST, SYMBOLS
+from clustersim.model.tensor_parts import affine
 
 WIDTH = 384
 HEAD = 64

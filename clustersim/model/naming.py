@@ -3,17 +3,14 @@ whether the shape has it (a plain MLP has no gate, a dense block no experts)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import lru_cache
 
 from clustersim.core.model import Tensor
-from clustersim.model.base import Experts, Latent, Patches, TransformerShape
+from clustersim.model.base import Latent, Patches, TransformerShape
+from clustersim.model.expert_naming import expert_parts
 from clustersim.model.families import families
-
-Tensors = tuple[Tensor, ...]
-Part = Callable[[str], Tensors]
-"""A part's tensors, by its name."""
+from clustersim.model.tensor_parts import Part, Tensors, affine, gpt2_part, linear_part, tensor_part
 
 
 def embedding(s: TransformerShape) -> Tensors:
@@ -62,41 +59,9 @@ def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
     return tuple(tensor for part, name in map(str.split, rows) for tensor in parts[part](ahead + name))
 
 
-def linear(
-    name: str, n_in: int, n_out: int, cut: str = "sequence", *, bias: bool = False, transposed: bool = False
-) -> Tensors:
-    """A linear's weight, and its bias, which every rank has whole where the weight is cut by rows.
-
-    By default it is whole on every rank, each of which sees only its own tokens under sequence parallelism.
-    ``transposed`` : the weight is (in, out), as Hugging Face's Conv1D has it, and not (out, in).
-    """
-    dot = "_" if name.endswith("in_proj") and "attention" in name else "."  # torch.nn.MultiheadAttention's own
-    weight = Tensor(f"{name}{dot}weight", n_in * n_out, cut=cut, width=n_out if transposed else n_in)
-    return (weight, Tensor(f"{name}{dot}bias", n_out, cut="sequence" if cut == "row" else cut)) if bias else (weight,)
-
-
-def affine(name: str, n_in: int, n_out: int, *, bias: bool = True) -> Tensors:
-    """A linear's weight and bias (a norm's, where ``n_in`` is 1), whole on every rank."""
-    return linear(name, n_in, n_out, "whole", bias=bias)
-
-
-def _linear(n_in: int, n_out: int, cut: str = "sequence", *, bias: bool = False, there: bool = True) -> Part:
-    return lambda name: linear(name, n_in, n_out, cut, bias=bias) if there else ()
-
-
-def _of_gpt2(s: TransformerShape, n_in: int, n_out: int, cut: str, *, bias: bool, there: bool) -> Part:
-    """A linear that is a Conv1D in Hugging Face's GPT-2."""
-    transposed = s.family == "gpt2"
-    return lambda name: linear(name, n_in, n_out, cut, bias=bias, transposed=transposed) if there else ()
-
-
-def _tensor(numel: int, cut: str = "whole", *, there: bool = True, tied_to: str = "", width: int = 1) -> Part:
-    return lambda name: (Tensor(name, numel, tied_to, cut, width),) if there else ()
-
-
 @lru_cache(maxsize=64)
 def _parts(s: TransformerShape) -> dict[str, Part]:
-    parts = _outside(s) | _of_block(s) | _of_attention(s) | _of_experts(s, s.experts)
+    parts = _outside(s) | _of_block(s) | _of_attention(s) | expert_parts(s, s.experts)
     return parts | _of_delta(s) | _of_space(s) | _of_lightning(s)
 
 
@@ -107,38 +72,38 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
     p = s.patches or Patches(0, 0, tokens=0)
     embedding_name = families()[s.family].embedding[0].removeprefix("words ")
     return {
-        "words": _tensor(s.vocab * s.embedding_width, "vocab", width=s.embedding_width),
-        "positions": _tensor(s.n_positions * h, there=s.positions == "learned", width=h),
-        "segments": _tensor(s.token_types * h, there=s.token_types > 0, width=h),
-        "project_in": _linear(s.embed_dim, h, there=s.embed_dim > 0),
-        "project_out": _linear(h, s.embed_dim, there=s.embed_dim > 0),
-        "embedding_norm": _linear(1, h, bias=s.norm_bias),
-        "final_norm": _linear(1, h, bias=s.norm_bias, there=s.final_norm),
-        "logits": _tensor(
+        "words": tensor_part(s.vocab * s.embedding_width, "vocab", width=s.embedding_width),
+        "positions": tensor_part(s.n_positions * h, there=s.positions == "learned", width=h),
+        "segments": tensor_part(s.token_types * h, there=s.token_types > 0, width=h),
+        "project_in": linear_part(s.embed_dim, h, there=s.embed_dim > 0),
+        "project_out": linear_part(h, s.embed_dim, there=s.embed_dim > 0),
+        "embedding_norm": linear_part(1, h, bias=s.norm_bias),
+        "final_norm": linear_part(1, h, bias=s.norm_bias, there=s.final_norm),
+        "logits": tensor_part(
             s.vocab * s.embedding_width,
             "vocab",
             there=s.head == "lm",
             tied_to=embedding_name if s.tied else "",
             width=s.embedding_width,
         ),
-        "logits_bias": _tensor(s.vocab, "vocab", there=s.head == "lm" and s.head_bias),
-        "pooler": _linear(h, h, bias=True, there=s.head in {"pooler", "pretraining"}),
-        "masked_bias": _tensor(s.vocab, "vocab", there=masked),
-        "masked_transform": _linear(h, h, bias=True, there=masked),
-        "masked_norm": _linear(1, h, bias=s.norm_bias, there=masked),
-        "masked_logits": _tensor(s.vocab * h, "vocab", there=masked, tied_to=embedding_name, width=h),
-        "next_sentence": _linear(h, 2, bias=True, there=s.head == "pretraining"),
-        "answers": _linear(h, 2, bias=True, there=s.head == "qa"),
-        "token": _tensor(p.tokens * h, there=p.tokens > 0, width=p.tokens * h),
-        "mask_token": _tensor(h, width=h),
-        "places": _tensor(s.n_positions * h, there=p.side > 0, width=s.n_positions * h),
-        "patches": _linear(p.channels * p.side**2 * p.depth, h, "whole", bias=True, there=p.side > 0),
-        "patches_plain": _linear(p.channels * p.side**2 * p.depth, h, "whole", there=p.side > 0),
+        "logits_bias": tensor_part(s.vocab, "vocab", there=s.head == "lm" and s.head_bias),
+        "pooler": linear_part(h, h, bias=True, there=s.head in {"pooler", "pretraining"}),
+        "masked_bias": tensor_part(s.vocab, "vocab", there=masked),
+        "masked_transform": linear_part(h, h, bias=True, there=masked),
+        "masked_norm": linear_part(1, h, bias=s.norm_bias, there=masked),
+        "masked_logits": tensor_part(s.vocab * h, "vocab", there=masked, tied_to=embedding_name, width=h),
+        "next_sentence": linear_part(h, 2, bias=True, there=s.head == "pretraining"),
+        "answers": linear_part(h, 2, bias=True, there=s.head == "qa"),
+        "token": tensor_part(p.tokens * h, there=p.tokens > 0, width=p.tokens * h),
+        "mask_token": tensor_part(h, width=h),
+        "places": tensor_part(s.n_positions * h, there=p.side > 0, width=s.n_positions * h),
+        "patches": linear_part(p.channels * p.side**2 * p.depth, h, "whole", bias=True, there=p.side > 0),
+        "patches_plain": linear_part(p.channels * p.side**2 * p.depth, h, "whole", there=p.side > 0),
         "pooling": lambda name: _pooling(name, s) if s.pooling else (),
-        "classes": _linear(h, s.vocab, "whole", bias=True),
-        "words_again": _tensor(s.vocab * h, "vocab", tied_to=embedding_name, width=h),
-        "logits_again": _tensor(s.vocab * h, "vocab", tied_to="lm_head.weight", width=h),
-        "join": _linear(2 * h, h),
+        "classes": linear_part(h, s.vocab, "whole", bias=True),
+        "words_again": tensor_part(s.vocab * h, "vocab", tied_to=embedding_name, width=h),
+        "logits_again": tensor_part(s.vocab * h, "vocab", tied_to="lm_head.weight", width=h),
+        "join": linear_part(2 * h, h),
     }
 
 
@@ -161,26 +126,26 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
     dense = s.d_ff > 0 and not s.experts
     queries = s.width * (2 if s.attn_gate else 1)
     return {
-        "norm": _linear(1, h, bias=s.norm_bias, there=s.norm_weight),
-        "norm_later": _linear(1, h, bias=s.norm_bias),
-        "norm_2": _linear(1, h, bias=s.norm_bias, there=not s.norm_places.startswith("parallel")),
-        "two_norm": _linear(1, h, bias=s.norm_bias, there=s.norm_places == "parallel_two"),
-        "not_two_norm": _linear(1, h, bias=s.norm_bias, there=s.norm_places != "parallel_two"),
-        "layer_scale": _tensor(h),
-        "qkv": _of_gpt2(s, h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
-        "q": _linear(h, queries, "column", bias=s.qkv_bias, there=attends),
-        "kv": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=attends),
-        "k": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=attends and s.kv_from != "earlier"),
-        "v": _linear(h, s.kv_heads * s.value_dim, "column", bias=s.qkv_bias, there=attends and s.kv_from == "own"),
-        "mixer_norm": _linear(1, h, bias=s.norm_bias, there="none" not in s.mixing),
-        "mlp_norm": _linear(1, h, bias=s.norm_bias, there=s.d_ff > 0 or s.experts is not None),
-        "k_plain": _linear(h, s.kv_width, "column", there=attends),
-        "out": _of_gpt2(s, s.width, h, "row", bias=s.out_bias, there=attends),
-        "gate": _of_gpt2(s, h, s.d_ff, "column", bias=s.mlp_bias, there=s.gated and dense),
-        "up": _of_gpt2(s, h, s.d_ff, "column", bias=s.mlp_bias, there=dense),
-        "gate_up": _linear(h, 2 * s.d_ff, "column", bias=s.mlp_bias, there=dense),
-        "down": _of_gpt2(s, s.d_ff, h, "row", bias=s.mlp_bias, there=dense),
-        "scalar": _tensor(1, there=dense),
+        "norm": linear_part(1, h, bias=s.norm_bias, there=s.norm_weight),
+        "norm_later": linear_part(1, h, bias=s.norm_bias),
+        "norm_2": linear_part(1, h, bias=s.norm_bias, there=not s.norm_places.startswith("parallel")),
+        "two_norm": linear_part(1, h, bias=s.norm_bias, there=s.norm_places == "parallel_two"),
+        "not_two_norm": linear_part(1, h, bias=s.norm_bias, there=s.norm_places != "parallel_two"),
+        "layer_scale": tensor_part(h),
+        "qkv": gpt2_part(s, h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
+        "q": linear_part(h, queries, "column", bias=s.qkv_bias, there=attends),
+        "kv": linear_part(h, s.kv_width, "column", bias=s.qkv_bias, there=attends),
+        "k": linear_part(h, s.kv_width, "column", bias=s.qkv_bias, there=attends and s.kv_from != "earlier"),
+        "v": linear_part(h, s.kv_heads * s.value_dim, "column", bias=s.qkv_bias, there=attends and s.kv_from == "own"),
+        "mixer_norm": linear_part(1, h, bias=s.norm_bias, there="none" not in s.mixing),
+        "mlp_norm": linear_part(1, h, bias=s.norm_bias, there=s.d_ff > 0 or s.experts is not None),
+        "k_plain": linear_part(h, s.kv_width, "column", there=attends),
+        "out": gpt2_part(s, s.width, h, "row", bias=s.out_bias, there=attends),
+        "gate": gpt2_part(s, h, s.d_ff, "column", bias=s.mlp_bias, there=s.gated and dense),
+        "up": gpt2_part(s, h, s.d_ff, "column", bias=s.mlp_bias, there=dense),
+        "gate_up": linear_part(h, 2 * s.d_ff, "column", bias=s.mlp_bias, there=dense),
+        "down": gpt2_part(s, s.d_ff, h, "row", bias=s.mlp_bias, there=dense),
+        "scalar": tensor_part(1, there=dense),
     }
 
 
@@ -198,29 +163,29 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
     index = attends and s.indexer is not None
     seen = a.q_rank if latent else h
     return {
-        "sinks": _tensor(s.heads, "column", there=s.sinks and plain),
+        "sinks": tensor_part(s.heads, "column", there=s.sinks and plain),
         **_of_inputs(s),
-        "qk_norm": _tensor(s.head_dim, "sequence", there=normed and each),
-        "k_norm": _tensor(s.head_dim, "sequence", there=normed and each and s.kv_from != "earlier"),
-        "qk_norm_affine": _linear(1, s.head_dim, bias=True, there=normed),
-        "q_wide_norm": _tensor(s.width, "column", there=normed and wide),
-        "k_wide_norm": _tensor(s.kv_width, "column", there=normed and wide),
+        "qk_norm": tensor_part(s.head_dim, "sequence", there=normed and each),
+        "k_norm": tensor_part(s.head_dim, "sequence", there=normed and each and s.kv_from != "earlier"),
+        "qk_norm_affine": linear_part(1, s.head_dim, bias=True, there=normed),
+        "q_wide_norm": tensor_part(s.width, "column", there=normed and wide),
+        "k_wide_norm": tensor_part(s.kv_width, "column", there=normed and wide),
         "q_each_norm": _each_norm(s.heads, s.head_dim, there=normed),
         "k_each_norm": _each_norm(s.kv_heads, s.head_dim, there=normed),
-        "q_down": _linear(h, a.q_rank, bias=s.qkv_bias, there=low),
-        "q_norm": _tensor(a.q_rank, "sequence", there=low),
-        "q_up": _linear(a.q_rank, s.width, "column", there=low),
-        "q_whole": _linear(h, s.width, "column", bias=s.qkv_bias and plain, there=attends and not low),
-        "kv_whole": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=plain),
-        "kv_down": _linear(h, a.kv_rank + a.rope, bias=s.qkv_bias, there=latent),
-        "kv_norm": _tensor(a.kv_rank, "sequence", there=latent),
-        "kv_up": _linear(a.kv_rank, s.heads * (a.nope + a.value), "column", there=latent),
-        "values_out": _linear(s.heads * s.value_dim, h, "row", bias=s.out_bias, there=attends),
-        "index_q": _linear(seen, s.indexer.heads * s.indexer.dim if s.indexer else 0, there=index),
-        "index_k": _linear(h, s.indexer.dim if s.indexer else 0, there=index),
-        "index_k_norm": _linear(1, s.indexer.dim if s.indexer else 0, bias=True, there=index),
-        "index_norm": _tensor(s.indexer.dim if s.indexer else 0, there=index),
-        "index_weights": _linear(h, s.indexer.heads if s.indexer else 0, there=index and latent),
+        "q_down": linear_part(h, a.q_rank, bias=s.qkv_bias, there=low),
+        "q_norm": tensor_part(a.q_rank, "sequence", there=low),
+        "q_up": linear_part(a.q_rank, s.width, "column", there=low),
+        "q_whole": linear_part(h, s.width, "column", bias=s.qkv_bias and plain, there=attends and not low),
+        "kv_whole": linear_part(h, s.kv_width, "column", bias=s.qkv_bias, there=plain),
+        "kv_down": linear_part(h, a.kv_rank + a.rope, bias=s.qkv_bias, there=latent),
+        "kv_norm": tensor_part(a.kv_rank, "sequence", there=latent),
+        "kv_up": linear_part(a.kv_rank, s.heads * (a.nope + a.value), "column", there=latent),
+        "values_out": linear_part(s.heads * s.value_dim, h, "row", bias=s.out_bias, there=attends),
+        "index_q": linear_part(seen, s.indexer.heads * s.indexer.dim if s.indexer else 0, there=index),
+        "index_k": linear_part(h, s.indexer.dim if s.indexer else 0, there=index),
+        "index_k_norm": linear_part(1, s.indexer.dim if s.indexer else 0, bias=True, there=index),
+        "index_norm": tensor_part(s.indexer.dim if s.indexer else 0, there=index),
+        "index_weights": linear_part(h, s.indexer.heads if s.indexer else 0, there=index and latent),
     }
 
 
@@ -231,12 +196,12 @@ def _of_inputs(s: TransformerShape) -> dict[str, Part]:
     rows = s.inputs.vocab if s.inputs else 0
     every = s.layers * width
     return {
-        "inputs_table": _tensor(rows * every, there=there, width=every),
-        "inputs_projection": _linear(s.d_model, every, there=there),
-        "inputs_norm": _linear(1, width, bias=s.norm_bias, there=there),
-        "input_gate": _linear(s.d_model, width, there=there),
-        "input_projection": _linear(width, s.d_model, there=there),
-        "input_norm": _linear(1, s.d_model, bias=s.norm_bias, there=there),
+        "inputs_table": tensor_part(rows * every, there=there, width=every),
+        "inputs_projection": linear_part(s.d_model, every, there=there),
+        "inputs_norm": linear_part(1, width, bias=s.norm_bias, there=there),
+        "input_gate": linear_part(s.d_model, width, there=there),
+        "input_projection": linear_part(width, s.d_model, there=there),
+        "input_norm": linear_part(1, s.d_model, bias=s.norm_bias, there=there),
     }
 
 
@@ -257,22 +222,22 @@ def _of_delta(s: TransformerShape) -> dict[str, Part]:
     values = d.value_width
     heads = d.value_heads
     return {
-        "delta_dt": _tensor(heads, "column"),
-        "delta_log": _tensor(heads, "column"),
-        "delta_conv": _tensor((2 * keys + values) * d.conv, "column", width=d.conv),
-        "delta_in": _linear(h, 2 * keys + 2 * values, "column"),
-        "delta_gates": _linear(h, 2 * heads, "column"),
-        "delta_qkv": _linear(h, 2 * keys + values, "column"),
-        "delta_z": _linear(h, values, "column"),
-        "delta_one": _linear(h, heads, "column"),
-        "delta_norm": _tensor(d.value_dim, "sequence"),
-        "delta_out": _linear(values, h, "row"),
-        "kda_q": _linear(h, keys, "column"),
-        "kda_v": _linear(h, values, "column"),
-        "kda_dt": _tensor(keys, "column"),
-        "kda_down": _linear(h, d.value_dim),
-        "kda_up": _linear(d.value_dim, keys, "column"),
-        "kda_out_up": _linear(d.value_dim, values, "column"),
+        "delta_dt": tensor_part(heads, "column"),
+        "delta_log": tensor_part(heads, "column"),
+        "delta_conv": tensor_part((2 * keys + values) * d.conv, "column", width=d.conv),
+        "delta_in": linear_part(h, 2 * keys + 2 * values, "column"),
+        "delta_gates": linear_part(h, 2 * heads, "column"),
+        "delta_qkv": linear_part(h, 2 * keys + values, "column"),
+        "delta_z": linear_part(h, values, "column"),
+        "delta_one": linear_part(h, heads, "column"),
+        "delta_norm": tensor_part(d.value_dim, "sequence"),
+        "delta_out": linear_part(values, h, "row"),
+        "kda_q": linear_part(h, keys, "column"),
+        "kda_v": linear_part(h, values, "column"),
+        "kda_dt": tensor_part(keys, "column"),
+        "kda_down": linear_part(h, d.value_dim),
+        "kda_up": linear_part(d.value_dim, keys, "column"),
+        "kda_out_up": linear_part(d.value_dim, values, "column"),
     }
 
 
@@ -291,31 +256,31 @@ def _of_space(s: TransformerShape) -> dict[str, Part]:
         return parts
     if "mamba" in mixing:
         parts |= {
-            "scan_log": _tensor(p.inner * p.state, "column", width=p.state),
-            "scan_d": _tensor(p.inner, "column"),
-            "scan_conv": _linear(p.conv, p.inner, "column", bias=p.conv_bias),
-            "scan_in": _linear(h, 2 * p.inner, "column", bias=p.bias),
-            "scan_x": _linear(p.inner, p.rank + 2 * p.state, "row"),
-            "scan_step": _linear(p.rank, p.inner, "column", bias=True),
-            "scan_out": _linear(p.inner, h, "row", bias=p.out_bias),
-            "scan_step_norm": _tensor(p.rank, there=p.inner_norms),
-            "scan_state_norm": _tensor(p.state, there=p.inner_norms),
+            "scan_log": tensor_part(p.inner * p.state, "column", width=p.state),
+            "scan_d": tensor_part(p.inner, "column"),
+            "scan_conv": linear_part(p.conv, p.inner, "column", bias=p.conv_bias),
+            "scan_in": linear_part(h, 2 * p.inner, "column", bias=p.bias),
+            "scan_x": linear_part(p.inner, p.rank + 2 * p.state, "row"),
+            "scan_step": linear_part(p.rank, p.inner, "column", bias=True),
+            "scan_out": linear_part(p.inner, h, "row", bias=p.out_bias),
+            "scan_step_norm": tensor_part(p.rank, there=p.inner_norms),
+            "scan_state_norm": tensor_part(p.state, there=p.inner_norms),
         }
     if "mamba2" in mixing:
         parts |= {
-            "ssd_dt": _tensor(p.heads, "column"),
-            "ssd_log": _tensor(p.heads, "column"),
-            "ssd_d": _tensor(p.heads, "column"),
-            "ssd_conv": _linear(p.conv, p.conv_width, "column", bias=p.conv_bias),
-            "ssd_in": _linear(h, p.inner + p.conv_width + p.heads, "column", bias=p.bias),
-            "ssd_norm": _tensor(p.inner, "column", there=p.gated_norm),
-            "ssd_out": _linear(p.inner, h, "row", bias=p.out_bias),
+            "ssd_dt": tensor_part(p.heads, "column"),
+            "ssd_log": tensor_part(p.heads, "column"),
+            "ssd_d": tensor_part(p.heads, "column"),
+            "ssd_conv": linear_part(p.conv, p.conv_width, "column", bias=p.conv_bias),
+            "ssd_in": linear_part(h, p.inner + p.conv_width + p.heads, "column", bias=p.bias),
+            "ssd_norm": tensor_part(p.inner, "column", there=p.gated_norm),
+            "ssd_out": linear_part(p.inner, h, "row", bias=p.out_bias),
         }
     if "conv" in mixing:
         parts |= {
-            "gap_in": _linear(h, 3 * h, "column", bias=p.bias),
-            "gap_conv": _linear(p.conv, h, "column", bias=p.bias),
-            "gap_out": _linear(h, h, "row", bias=p.bias),
+            "gap_in": linear_part(h, 3 * h, "column", bias=p.bias),
+            "gap_conv": linear_part(p.conv, h, "column", bias=p.bias),
+            "gap_out": linear_part(h, h, "row", bias=p.bias),
         }
     return parts
 
@@ -323,97 +288,8 @@ def _of_space(s: TransformerShape) -> dict[str, Part]:
 def _of_lightning(s: TransformerShape) -> dict[str, Part]:
     there = "lightning" in s.mixing
     return {
-        "lightning_norm": _tensor(s.width, "column", there=there),
-        "lightning_qkv": _linear(s.d_model, 3 * s.width, "column", there=there),
-        "lightning_out": _linear(s.width, s.d_model, "row", there=there),
-        "lightning_gate": _linear(s.d_model, s.width, "column", there=there),
+        "lightning_norm": tensor_part(s.width, "column", there=there),
+        "lightning_qkv": linear_part(s.d_model, 3 * s.width, "column", there=there),
+        "lightning_out": linear_part(s.width, s.d_model, "row", there=there),
+        "lightning_gate": linear_part(s.d_model, s.width, "column", there=there),
     }
-
-
-_GATED = {"gate_proj": "column", "up_proj": "column", "down_proj": "row"}
-_GATED_W = {"w1": "column", "w2": "row", "w3": "column"}
-_PLAIN = {"up_proj": "column", "down_proj": "row"}
-
-
-def _mlp(
-    name: str, s: TransformerShape, width: int, names: dict[str, str], kind: str = "", *, bias: bool = False
-) -> Tensors:
-    """Projections of one MLP in the order of ``names``, each with how it is cut."""
-    sizes = {"column": (s.d_model, width), "row": (width, s.d_model)}
-    return tuple(
-        tensor
-        for projection, cut in names.items()
-        for tensor in linear(f"{name}.{projection}", *sizes[cut], kind + cut, bias=bias)
-    )
-
-
-def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
-    """Of a block with experts (none where it has no experts), and of the MLP that it has without."""
-    names = _GATED if s.gated else _PLAIN
-    if e is None:
-        absent = ["router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain"]
-        absent += ["shared_joined", "shared_gate", "latent_in", "latent_out"]
-        absent += ["shared_gate_up", "expert_norm", "router_scale", "expert_scale"]
-        parts: dict[str, Part] = {part: lambda _: () for part in absent}
-        there = s.d_ff > 0
-        parts["dense_joined"] = lambda name: _shared_joined(name, s, s.d_ff) if there else ()
-        parts["dense"] = lambda name: _mlp(name, s, s.d_ff, names, bias=s.mlp_bias) if there else ()
-        return parts
-
-    row = e.row(s.d_model)
-    routed = replace(s, d_model=row)
-
-    def each(names: dict[str, str]) -> Part:
-        if s.experts_joined:
-            return lambda name: _joined(name, routed, e)
-        every = range(e.count)
-        return lambda name: tuple(t for i in every for t in _mlp(f"{name}.{i}", routed, e.width, names, "expert_"))
-
-    return {
-        "router": _linear(s.d_model, e.count, bias=e.bias),
-        "expert_norm": _linear(1, s.d_model, bias=s.norm_bias, there=e.norms),
-        "router_scale": _tensor(s.d_model, there=e.scales),
-        "expert_scale": _tensor(e.count, there=e.scales),
-        "experts": each(names),
-        "experts_w": each(_GATED_W),
-        "experts_joined": lambda name: _joined(name, routed, e),
-        "latent_in": _linear(s.d_model, row, bias=s.mlp_bias, there=e.latent > 0),
-        "latent_out": _linear(row, s.d_model, bias=s.mlp_bias, there=e.latent > 0),
-        "correction": _tensor(e.count, there=e.correction),
-        "shared": lambda name: _mlp(name, s, e.shared, names, bias=s.mlp_bias) if e.shared else (),
-        "shared_plain": lambda name: _mlp(name, s, e.shared, names) if e.shared else (),
-        "shared_gate_up": lambda name: _shared_gate_up(name, s, e.shared) if e.shared else (),
-        "shared_joined": lambda name: _shared_joined(name, s, e.shared) if e.shared else (),
-        "shared_gate": _linear(s.d_model, 1, there=e.shared_gate),
-        "dense": lambda _: (),
-        "dense_joined": lambda _: (),
-    }
-
-
-def _joined(name: str, s: TransformerShape, e: Experts) -> Tensors:
-    """One tensor for all experts' gate and up, one for their down, as transformers 5 has them."""
-    n = e.count
-    h = s.d_model
-    f = e.width
-    wide = 2 * f if s.gated else f
-    up = f"{name}.{'gate_up' if s.gated else 'up'}_proj"
-    down = f"{name}.down_proj"
-    tensors = [Tensor(up, n * h * wide, cut="expert_column", width=h * wide)]
-    if e.bias:
-        tensors.append(Tensor(f"{up}_bias", n * wide, cut="expert_column", width=wide))
-    tensors.append(Tensor(down, n * f * h, cut="expert_row", width=f * h))
-    if e.bias:
-        tensors.append(Tensor(f"{down}_bias", n * h, cut="expert", width=h))
-    return tuple(tensors)
-
-
-def _shared_gate_up(name: str, s: TransformerShape, width: int) -> Tensors:
-    """The same under other names (MiniMax-M3)."""
-    up = linear(f"{name}.gate_up_proj", s.d_model, 2 * width, "column")
-    return (*up, *linear(f"{name}.down_proj", width, s.d_model, "row"))
-
-
-def _shared_joined(name: str, s: TransformerShape, width: int) -> Tensors:
-    """Gate and up of a shared expert as one (Granite)."""
-    up = linear(f"{name}.input_linear", s.d_model, 2 * width, "column")
-    return (*up, *linear(f"{name}.output_linear", width, s.d_model, "row"))

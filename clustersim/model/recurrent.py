@@ -13,7 +13,7 @@ from __future__ import annotations
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
 from clustersim.model.conv_layers import ConvWindow, Feature, Trunk
-from clustersim.model.naming import affine
+from clustersim.model.tensor_parts import affine
 
 GNMT_VOCAB = 32_320
 GNMT_TOKENS = 28

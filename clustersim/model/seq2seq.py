@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
 from clustersim.model.base import TransformerShape
-from clustersim.model.naming import Tensors, affine
+from clustersim.model.tensor_parts import Tensors, affine
 from clustersim.model.transformer_model import block_kernels
 
 

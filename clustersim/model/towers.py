@@ -22,6 +22,7 @@ from clustersim.model.config import Config
 from clustersim.model.families import Family, by_type, families, fields_of
 from clustersim.model.shapes import shape_of
 from clustersim.model.sizes import Bridge, Patches
+from clustersim.model.tensor_parts import affine
 
 KernelsOf = Callable[[TransformerShape], tuple[Kernel, ...]]
 
@@ -277,11 +278,11 @@ def _projector(s: TransformerShape, tower: Tower) -> Layer:
             tensors.append(Tensor(bridge.name, bridge.n_in * bridge.n_out))
         elif bridge.kind in {"norm", "plain"}:
             if bridge.kind == "norm":
-                tensors += naming.affine(bridge.name, 1, bridge.n_in, bias=bridge.bias)
+                tensors += affine(bridge.name, 1, bridge.n_in, bias=bridge.bias)
             kernels.append(K.norm(s, "projector_norm", float(rows * bridge.n_in), saved=1))
             continue
         else:
-            tensors += naming.affine(bridge.name, bridge.n_in, bridge.n_out, bias=bridge.bias)
+            tensors += affine(bridge.name, bridge.n_in, bridge.n_out, bias=bridge.bias)
         kernels.append(K.linear("projector", rows, bridge.n_in, bridge.n_out))
     kernels.append(K.memory("placed", float(merged * s.d_model), K.Passes(3, 3)))
     boundary = float(tower.shape.seq_len * s.images * tower.shape.d_model)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from clustersim.core.errors import ModelError
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
-from clustersim.model.naming import affine
+from clustersim.model.tensor_parts import affine
 
 VOCAB = 267_735
 CUTOFFS = (19_997, 39_997, 199_997)

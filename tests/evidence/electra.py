@@ -12,7 +12,7 @@ from dataclasses import replace
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.model import kernels as K
 from clustersim.model.base import TransformerShape
-from clustersim.model.naming import affine
+from clustersim.model.tensor_parts import affine
 from clustersim.model.transformer_model import build
 
 GENERATOR = 3

@@ -12,7 +12,8 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch import seeing
-from clustersim.files.launch.files import FACTORY_1, Document, Key, OptionValue
+from clustersim.files.launch.files import Document, Key, OptionValue
+from clustersim.files.launch.whose import FACTORY_1
 
 NAMES = {
     "model": "model_name_or_path",

@@ -6,15 +6,13 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.texts import Table, json_table, short, shown, text_of, toml, yaml_table
+from clustersim.core.texts import Table, json_table, shown, text_of, toml, yaml_table
 from clustersim.files.launch import interpolation, launchers, lightning_python, nemo_python, pods, shell
-from clustersim.files.launch.table import NAMES, load
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,6 @@ HOSTS = "hosts"
 MODEL = "model"
 """The kind of a model's config.json, which lies beside launch files."""
 _HOST = re.compile(r"[\w.-]+\s+slots\s*=\s*(\d{1,4})(\s+\S+)*|[\w.-]+:(\d{1,4})")
-RECIPES = ("torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
-"""Frameworks whose one file holds a whole run, those with the most telling keys first."""
 UNSET = "nothing in the script says what these are"
 WRITTEN = "ConfigContainer.to_yaml of Megatron-Bridge, --to-yaml of NeMo-Run, --print_config of LightningCLI"
 NOT_READ = "whose files are not read; clustersim new scenario writes one"
@@ -45,28 +41,6 @@ UNREAD = {
     "colossalai": ("Colossal-AI", ("run",)),
 }
 """Commands of frameworks that are not read, whose options have others' names and other defaults, and their words."""
-UNREAD_PROGRAMS = {"verl": "verl", "openrlhf": "OpenRLHF", "levanter": "Levanter", "MaxText": "MaxText"}
-"""Packages whose modules a command trains with, of frameworks that are not read."""
-UNREAD_KEYS = {
-    "verl": ("actor_rollout_ref.*",),
-    "Levanter": ("trainer.mp", "trainer.train_batch_size|model.hidden_dim", "trainer.per_device_parallelism"),
-    "MaxText": ("base_emb_dim", "ici_fsdp_parallelism", "per_device_batch_size|max_target_length"),
-}
-"""Keys that together tell the configuration of a framework that is not read, any one group of them."""
-FACTORY_1 = frozenset(("dist_config.name", "kernel_config.name", "peft_config.name", "model_class"))
-"""Keys of version 1 of LLaMA-Factory alone."""
-LITGPT = (
-    "train.lr_warmup_steps|train.micro_batch_size",
-    "train.max_tokens|train.micro_batch_size",
-    "train.micro_batch_size|checkpoint_dir",
-)
-"""Keys that together tell a configuration of LitGPT, any one group of them."""
-SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt", "llm_sft.py", "llm_pt.py")
-"""What ms-swift's commands run, under torchrun or accelerate."""
-SWIFT_MODULES = ("swift.cli.sft", "swift.cli.pt")
-"""Those whose name alone tells that they are ms-swift's."""
-SWIFT_TUNERS = ("tuner_type", "train_type", "sft_type")
-"""Its option that says what is trained, the newest name first."""
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -353,109 +327,3 @@ def _options(
 
 def _shown(value: Any) -> str:
     return shown(" ".join(value) if isinstance(value, list) else value)
-
-
-def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
-    """Whose files these are, by content. Raises :class:`ScenarioError` where nothing or too much tells."""
-    if framework is not None:
-        return load(framework).name
-    owners = {name for file in read for name in [_whose(file)] if name}
-    for host in ("accelerate", "deepspeed"):  # which read each other's files, and Megatron's arguments
-        if host in owners:
-            return host
-    if len(owners) == 1:
-        return owners.pop()
-    files = ", ".join(short(file.name) for file in read)
-    one_file = len(read) == 1
-    nobody = "holds no option that tells whose it is" if one_file else "hold no option that tells whose they are"
-    problem = f"{'is' if one_file else 'are'} of {' and '.join(sorted(owners))}" if owners else nobody
-    unset = [note.partition(": ")[2] for file in read for note in file.notes if UNSET in note]
-    named = [f"{said.name} names {said.value}; give that file too" for said in _named(read) if not owners]
-    problem = "; ".join([problem, *named, *unset])
-    raise ScenarioError(f"{files}: {problem}; say --from {'|'.join(NAMES)}")
-
-
-_TITAN = ("job.config_file", "job.config-file")
-"""torchtitan's option that names its TOML."""
-
-
-def _named(read: Sequence[Document]) -> list[OptionValue]:
-    """Configurations that commands name and that were not given: by Hydra's ``--config-name``, or a file's name."""
-    given = {Path(file.name).name for file in read}
-    keys = ("config_name", "config", "config_file", "config_path", "train_config", "conf_file")
-    said = [file.options["args", key] for file in read for key in keys if ("args", key) in file.options]
-    said += [one for file in read for key in _TITAN if (one := file.overrides.get(("config", key))) is not None]
-    return [
-        option
-        for option in said
-        if option.name == "--config-name"
-        or (re.search(r"\.(ya?ml|json|toml)$", str(option.value)) and Path(str(option.value)).name not in given)
-    ]
-
-
-def _whose(file: Document) -> str | None:
-    names = [name for _, name in (*file.options, *file.overrides)]
-    unread = _unread(file, names)
-    if unread is not None:
-        raise ScenarioError(f"{file.name}: is of {unread}, {NOT_READ}")
-    if file.kind in {"yaml", "json"}:
-        own = _of_recipe(file, names)
-        if own is not None:
-            return own
-    launcher = str(file.options[key].value) if (key := ("args", "launcher")) in file.options else ""
-    if file.program.startswith("torchtitan") or file.kind == PYTHON:
-        return "torchtitan"
-    if launcher.startswith(("accelerate", "trl", "llamafactory-cli", "axolotl", "swift")):
-        return "accelerate"
-    if file.program in SWIFT_MODULES or (
-        file.program in SWIFT and any(("args", name) in file.options for name in SWIFT_TUNERS)
-    ):
-        return "accelerate"
-    if file.program.startswith("litgpt "):
-        return "litgpt"
-    if launcher == "torchrun" and file.program.startswith("tune "):
-        return "torchtune"
-    for name in ("accelerate", "nemo", "deepspeed", "torchtitan", "megatron"):
-        globs = load(name).marks
-        if (file.kind == "toml") == (name == "torchtitan") and any(
-            fnmatchcase(option, glob)
-            or fnmatchcase(option, f"{glob}.*")
-            or (name == "megatron" and option.rsplit(".", 1)[-1] == glob)
-            for option in names
-            for glob in globs
-        ):
-            return name
-    return "deepspeed" if launcher.startswith("deepspeed") else None
-
-
-def _unread(file: Document, names: Sequence[str]) -> str | None:
-    """The framework that is not read whose program a command runs, or whose keys a configuration has."""
-    package = re.split(r"[./]", file.program)[0]
-    if package in UNREAD_PROGRAMS:
-        return UNREAD_PROGRAMS[package]
-    for framework, groups in UNREAD_KEYS.items():
-        if _has_group(names, groups):
-            return framework
-    return None
-
-
-def _has_group(names: Sequence[str], groups: Sequence[str]) -> bool:
-    """Whether all globs of any one group, which ``|`` parts, are met."""
-    return any(all(any(fnmatchcase(name, glob) for name in names) for glob in group.split("|")) for group in groups)
-
-
-def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
-    """Of a configuration that holds a whole run."""
-    if FACTORY_1 & set(names):
-        return "accelerate"
-    if _has_group(names, LITGPT):
-        return "litgpt"
-    strategy = file.options.get(("config", "trainer.strategy"))
-    plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
-    if plain:
-        return "lightning"
-    for name in RECIPES:
-        globs = load(name).marks
-        if any(fnmatchcase(option.replace("-", "_"), glob) for option in names for glob in globs):
-            return name
-    return None

@@ -15,9 +15,10 @@ from clustersim.files.launch import (
     torchtune,
     trainer,
 )
-from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents, framework_of
+from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents
 from clustersim.files.launch.options import ScenarioFields, refuse, renamed, together
 from clustersim.files.launch.table import FrameworkTable, load
+from clustersim.files.launch.whose import framework_of
 from clustersim.scenario.file.reading import Table as Tables
 
 

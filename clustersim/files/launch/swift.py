@@ -14,7 +14,8 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch import seeing
-from clustersim.files.launch.files import SWIFT, SWIFT_MODULES, SWIFT_TUNERS, Document, OptionValue
+from clustersim.files.launch.files import Document, OptionValue
+from clustersim.files.launch.whose import SWIFT, SWIFT_MODULES, SWIFT_TUNERS
 
 COMMANDS = ("swift sft", "swift pt")
 NAMES = {

@@ -313,6 +313,20 @@ def _of_axolotl(one: Document) -> None:
             one.options["args", name] = OptionValue(said.name, True, said.where)
         for word in words:
             one.options.pop(("args", word), None)
+    _axolotl_kernels(one)
+    half = one.options.pop(("args", "float16"), None)
+    if half is not None and half.value is True:
+        one.options["args", "fp16"] = half
+    _loaded(one)
+    plugins = one.options.get(("args", "plugins"))
+    if plugins is not None and "CutCrossEntropy" in str(plugins.value):
+        one.options["args", "cut_cross_entropy"] = OptionValue(plugins.name, True, plugins.where)
+    _axolotl_shards(one)
+    _axolotl_batch(one)
+
+
+def _axolotl_kernels(one: Document) -> None:
+    """What is compiled, what is computed again or waits on the host, and which kernels attend."""
     compiled = one.options.get(("args", "torch_compile"))
     if compiled is not None and compiled.value is True and ("args", "liger_kernels") in one.options:
         del one.options["args", "torch_compile"]  # what is Liger's stays Liger's
@@ -328,19 +342,20 @@ def _of_axolotl(one: Document) -> None:
     if kernel is not None:
         means = _KERNELS.get(str(kernel.value), kernel.value)
         one.options.setdefault(("args", "attn_implementation"), OptionValue(kernel.name, means, kernel.where))
-    half = one.options.pop(("args", "float16"), None)
-    if half is not None and half.value is True:
-        one.options["args", "fp16"] = half
-    _loaded(one)
-    plugins = one.options.get(("args", "plugins"))
-    if plugins is not None and "CutCrossEntropy" in str(plugins.value):
-        one.options["args", "cut_cross_entropy"] = OptionValue(plugins.name, True, plugins.where)
+
+
+def _axolotl_shards(one: Document) -> None:
+    """FSDP by its table or version alone, as accelerate's file says it."""
     sharded = any(key[1].startswith((f"{_CONFIG}.", "fsdp_version")) for key in one.options)
     if sharded and ("args", "fsdp") not in one.options:
         one.options["config", "distributed_type"] = OptionValue(_CONFIG, "FSDP", one.name)
     version = one.options.pop(("args", "fsdp_version"), None)
     if version is not None:
         one.options["config", f"{_CONFIG}.fsdp_version"] = version
+
+
+def _axolotl_batch(one: Document) -> None:
+    """Samples of a pass, 1 where nothing says them, and its passes from those of a step of one rank."""
     one.options.setdefault(("args", "micro_batch_size"), OptionValue("micro_batch_size", 1, one.name))
     whole = one.options.pop(("args", "batch_size"), None)
     micro = str(one.options["args", "micro_batch_size"].value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -168,13 +168,16 @@ def read(path: Path) -> Samples:
         raise TraceError(f"{path}: no table of nccl-tests: no header with size, count, type, time, algbw and busbw")
     if bare:
         _ask(f"{path}:{bare}", sieve, notes)
-    if not sieve.rows and not sieve.skipped:
-        notes.append(f"{path}: the table is empty: the run ended before its first row")
-    if own:
-        notes.append(
-            f"{path}: NCCL's own lines are in it, too; `clustersim trace --format nccl_debug` tells what they say"
-        )
+    notes += _ending(path, sieve, own=own > 0)
     return sieve.done(str(path), notes)
+
+
+def _ending(path: Path, sieve: SampleSieve, *, own: bool) -> Iterator[str]:
+    """Notes on a log as a whole; ``own`` : NCCL's own lines are in it."""
+    if not sieve.rows and not sieve.skipped:
+        yield f"{path}: the table is empty: the run ended before its first row"
+    if own:
+        yield f"{path}: NCCL's own lines are in it, too; `clustersim trace --format nccl_debug` tells what they say"
 
 
 def _ask(where: str, sieve: SampleSieve, notes: list[str]) -> None:
