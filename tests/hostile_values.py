@@ -177,6 +177,7 @@ def damaged(draw: Any, whole: Any, times_whole: int = 6) -> bytes:
 
 QUANTITIES = {
     "Bandwidth": ["1 GB/s", "400 Gb/s", "0 GB/s", "1e-9 GB/s", "1e12 GB/s"],
+    "CopyRate": [True, False, "20 GB/s", "0 GB/s", "1e12 GB/s"],
     "Bytes": ["8 B", "25 MiB", "0 B", "1 PB"],
     "Seconds": ["1 s", "30 min", "0 s", "1 us", "90 d", "1e9 d"],
     "Duration": ["2 min", "0 s", {"mean": "30 min", "median": "10 min"}, {"mean": "4 h", "law": "exponential"}],

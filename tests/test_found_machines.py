@@ -562,3 +562,25 @@ def test_nvlinks_in_pairs_are_bridges_and_a_gpu_of_a_board_is_doubted(tmp_path: 
     assert doubts["A100-SXM4-40GB"] == [
         "NVLinks join pairs, as bridges join cards, and A100-SXM4-40GB is no card: is it this GPU?"
     ]
+
+
+def test_a_matrix_without_some_of_its_rows_names_them(tmp_path: Path):
+    text = matrix_with_far_nics(2, 0, "NV18")
+    no_gpu = "\n".join(line for line in text.splitlines() if not line.startswith("GPU2"))
+    with pytest.raises(TopologyError, match="has columns of GPU2 and no rows of them"):
+        made(tmp_path, no_gpu, gpu="H100-SXM5-80GB")
+    no_nics = "\n".join(line for line in text.splitlines() if not line.startswith("NIC"))
+    with pytest.raises(TopologyError, match=r"has columns of NIC0.* and no rows of them"):
+        made(tmp_path, no_nics, gpu="H100-SXM5-80GB")
+
+
+def test_which_gpus_may_reach_each_other_is_not_what_joins_them(tmp_path: Path):
+    with pytest.raises(TopologyError, match=r"topo -p2p does.*give nvidia-smi topo -m"):
+        made(tmp_path, " \tGPU0\tGPU1\n GPU0\tX\tGNS\n GPU1\tGNS\tX\n", gpu="A6000")
+
+
+def test_a_tool_of_one_maker_tells_no_gpu_of_another(tmp_path: Path):
+    with pytest.raises(TopologyError, match="rocm-smi tells of AMD's GPUs, and a H20-96GB is NVIDIA's"):
+        made(tmp_path, rocm("XGMI"), gpu="H20-96GB")
+    with pytest.raises(TopologyError, match="nvidia-smi tells of NVIDIA's GPUs, and a MI300X is none"):
+        made(tmp_path, matrix(8, lambda i, j: "NODE"), gpu="MI300X")

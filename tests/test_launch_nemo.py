@@ -245,3 +245,42 @@ def test_a_size_that_is_the_models_own_may_stand_beside_it() -> None:
     place = {"topology": "hgx-h100", "nodes": 1}
     made = exchange.read([document(lines, "run.yaml")], place, framework="nemo", model="llama3-8b")
     assert made.scenario.file.model.name == "llama3-8b"
+
+
+TEMPLATE = """
+model_defaults: &model
+  num_layers: 32
+  hidden_size: 4096
+  num_attention_heads: 32
+  tensor_model_parallel_size: 4
+  max_position_embeddings: 4096
+trainer: {num_nodes: 2, devices: 8, precision: bf16}
+model:
+  <<: *model
+  micro_batch_size: 1
+  global_batch_size: 128
+  tensor_model_parallel_size: 2
+  encoder_seq_length: 4096
+"""
+
+
+def test_a_template_that_a_section_merges_says_nothing_itself() -> None:
+    """The template's degree and the section's were two that contradict each other."""
+    made = exchange.read([document(TEMPLATE, "gpt.yaml")], {"topology": "hgx-h100"})
+    assert made.scenario.file.parallel.tp == 2
+    assert not made.unknown
+    counts = TEMPLATE.replace("model_defaults", "first_model")  # a section of its own
+    with pytest.raises(ScenarioError, match="contradict each other"):
+        exchange.read([document(counts, "gpt.yaml")], {"topology": "hgx-h100"})
+
+
+def test_learned_positions_without_their_number_are_asked_for() -> None:
+    options = BRIDGE.replace("  position_embedding_type: rope\n", "")
+    with pytest.raises(ScenarioError, match=r"positions are learned .* say max_position_embeddings, or"):
+        exchange.read([document(options, "bridge.yaml")], {"topology": "hgx-h100", "nodes": 1})
+
+
+def test_sharded_parameters_are_refused_with_what_to_write() -> None:
+    more = "ddp:\n  use_megatron_fsdp: true\n  data_parallel_sharding_strategy: optim_grads_params\n"
+    with pytest.raises(ScenarioError, match=r'NeMo\'s files are not read with: write strategy\.kind = "fsdp"'):
+        bridge(more)

@@ -187,6 +187,18 @@ def read(*texts, machine=MACHINE, **asked):
     return exchange.read([document(text, name) for name, text in texts], machine, **asked)
 
 
+def test_lightnings_batch_norm_of_all_ranks_is_said_not_to_be_played():
+    text = LIGHTNING.replace("trainer: {", "trainer: {sync_batchnorm: true, ")
+    made = read(("a.yml", text), machine={"topology": "hgx-h100"}, model="llama3-8b")
+    assert made.unplayed["trainer.sync_batchnorm"] == (
+        "every rank normalises by its own samples, and nothing is exchanged for it"
+    )
+    off = read(
+        ("a.yml", text.replace("norm: true", "norm: false")), machine={"topology": "hgx-h100"}, model="llama3-8b"
+    )
+    assert "trainer.sync_batchnorm" not in off.unplayed
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_one_file_is_a_whole_run(name):
     text, fields = WHOLE[name]

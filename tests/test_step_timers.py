@@ -275,3 +275,38 @@ def test_composers_blocks_tell_a_batch_of_all_gpus_however_long(tmp_path: Path, 
     assert read.step_time_s == pytest.approx(step, rel=1e-3)
     assert read.rates["samples/s"] == pytest.approx(64 / step, rel=1e-3)
     assert "each a mean over a window" in read.lines[0]
+
+
+def test_torchtitans_colours_may_have_lost_their_first_character(tmp_path: Path):
+    text = "".join(
+        f"[rank0]:2024-07-12 22:10:{at},123 - root - INFO - [36mstep: {step:2d}  [32mloss: 12.27  [33mmemory: "
+        f"27.11GiB(28.54%)  [34mwps: 7,234  [35mmfu: 33.51%[39m\n"
+        for step, at in ((1, 10), (10, 30), (20, 50))
+    )
+    read = told(tmp_path / "log", text)
+    assert (read.framework, read.step_time_s) == ("torchtitan", pytest.approx(2.0))
+    assert read.rates == {"tokens/s per GPU": 7234.0, "MFU (%)": pytest.approx(33.51)}
+
+
+def test_deepspeeds_steps_of_before_it_told_samples_of_now(tmp_path: Path):
+    """The count beside SamplesPerSec is of passes: a step has two here."""
+    line = (
+        "[2022-03-11 02:0{at},985] [INFO] [logging.py:69:log_dist] [Rank 0] step={step}, skipped=2, lr=[5e-05], m=[]\n"
+        "[2022-03-11 02:0{at},985] [INFO] [timer.py:189:stop] 0/{passes}, SamplesPerSec=83.5, MemAllocated=0.26GB\n"
+    )
+    rows = (("6:50", 40), ("7:05", 50), ("7:20", 60))
+    read = told(tmp_path / "log", "".join(line.format(at=at, step=step, passes=2 * step) for at, step in rows))
+    assert (read.framework, read.step_time_s) == ("DeepSpeed", pytest.approx(1.5))
+    assert read.rates == {"samples/s, mean of the run": 83.5}
+    bare = told(tmp_path / "bare", "[INFO 2020-06-08 05:26:19] 0/2650, SamplesPerSec=13.197\n")
+    assert (bare.step_time_s, bare.rates) == (None, {"samples/s, mean of the run": 13.197})
+
+
+@pytest.mark.parametrize("prefix", ["", "[1,0]<stdout>:", "0: "])
+def test_nanogpts_iterations_are_steps(tmp_path: Path, prefix: str):
+    lines = ("iter 0: loss 10.9, time 9000.0ms, mfu -100.00%", "iter 1: loss nan, time 500.5ms, mfu 31.20%")
+    lines += ("iter 2: loss 3.9, time 499.5ms", "step 2: train loss 3.8, val loss 3.9")
+    lines += ("iter 3: loss 3.9, time 501.5ms",)
+    read = told(tmp_path / "log", "".join(f"{prefix}{line}\n" for line in lines))
+    assert (read.framework, read.steps, read.step_time_s) == ("nanoGPT", 4, pytest.approx(0.5005))
+    assert read.rates == {"MFU (%)": pytest.approx(31.2)}

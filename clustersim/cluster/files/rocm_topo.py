@@ -12,6 +12,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from clustersim.core import gpu_file
 from clustersim.core.errors import TopologyError
 
 _TYPES = re.compile(r"Link Type between two GPUs\s*=+\s*\n(.*?)(?=^=|\Z)", re.DOTALL | re.MULTILINE)
@@ -34,10 +35,13 @@ def is_report(text: str) -> bool:
 def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
     """The machine as RCCL would dump it, with so many NICs, each beside a GPU.
 
-    Raises :class:`TopologyError` for a table that is not whole.
+    Raises :class:`TopologyError` for a table that is not whole, or a GPU that these tools do not see.
     """
     if gpu is None:
         raise TopologyError(f"{path}: rocm-smi --showtopo does not say which GPUs these are; say --gpu")
+    kind = gpu_file.named(gpu)
+    if kind.sm:
+        raise TopologyError(f"{path}: rocm-smi tells of AMD's GPUs, and a {kind.name} is NVIDIA's; is it this GPU?")
     types = _types(text, path)
     numa = dict(_NUMA.findall(text))
     tool = "amd-smi topology" if _TABLE.search(text) else "rocm-smi --showtopo"

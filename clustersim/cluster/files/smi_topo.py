@@ -43,6 +43,8 @@ RACKS = ("GB200", "GB300")
 """GPUs whose trays share NVSwitches in a rack."""
 _PCI_ALONE = re.compile(r"nvidia-smi[ \t]+topo[ \t]+-mp\b")
 """The command whose matrix leaves NVLink out."""
+_PEERS = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")
+"""Words of nvidia-smi topo -p2p."""
 _INSTANCE = re.compile(r"^[ \t]*MIG[ \t]+\d+g\.\d+gb", re.MULTILINE)
 """A part of a GPU, as nvidia-smi -L lists it."""
 Matrix = Mapping[str, Mapping[str, str]]
@@ -58,6 +60,8 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
     matrix, numa = _matrix(text, path)
     names = dict(_LEGEND.findall(_plain(text)))
     kind = gpu_file.named(gpu)
+    if not kind.sm:
+        raise TopologyError(f"{path}: nvidia-smi tells of NVIDIA's GPUs, and a {kind.name} is none; is it this GPU?")
     _counted(matrix, kind, path)
     root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
     hidden = _PCI_ALONE.search(_plain(text)) is not None
@@ -131,9 +135,19 @@ def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
     if any(rows != machines[0] for rows in machines[1:]):
         raise TopologyError(f"{path}: holds the matrices of {len(machines)} machines that differ; give one of them")
     names, matrix, numa = machines[0]
+    missing = [name for name in names if name not in matrix]
+    if missing:
+        raise TopologyError(
+            f"{path}: the matrix has columns of {few(map(short, missing), 4)} and no rows of them; give it whole"
+        )
     for name in names:
-        row = matrix.get(name, {})
+        row = matrix[name]
         wrong = next((short(row.get(name, "")) for name in names if not _WORDS.fullmatch(row.get(name, ""))), None)
+        if wrong in _PEERS:
+            raise TopologyError(
+                f"{path}: says which GPUs may reach each other ({wrong!r}), as nvidia-smi topo -p2p does, and not what "
+                "joins them; give nvidia-smi topo -m"
+            )
         if wrong is not None:
             raise TopologyError(f"{path}: the matrix's row {short(name)} is not whole: {wrong!r} is no word of it")
     return matrix, numa

@@ -12,7 +12,15 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, json_table, shown, text_of, toml, yaml_table
-from clustersim.files.launch import interpolation, launchers, lightning_python, nemo_python, pods, shell
+from clustersim.files.launch import (
+    interpolation,
+    launchers,
+    lightning_python,
+    merged_sections,
+    nemo_python,
+    pods,
+    shell,
+)
 
 
 @dataclass(frozen=True)
@@ -133,8 +141,10 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     if kind == "json" and isinstance(table.get("architectures"), list) and "model_type" in table:
         return Document(name, MODEL)
     parsed = Document(name, kind, text=text if kind == "yaml" else "")
+    templates = tuple(f"{key}." for key in merged_sections.templates(text)) if kind == "yaml" else ()
     for path, value in interpolation.resolved(table, name) if kind == "yaml" else _flat(table):
-        parsed.options["config", path] = OptionValue(path, value, name)
+        if not path.startswith(templates):
+            parsed.options["config", path] = OptionValue(path, value, name)
     return parsed
 
 

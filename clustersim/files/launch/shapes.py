@@ -219,6 +219,11 @@ def _altered(file: str, wanted: Leaves, causal: bool) -> ShippedModel:
             sizes = {leaf: wanted[f"experts.{leaf}"] for leaf in EXPERTS if f"experts.{leaf}" in wanted}
             changes["experts"] = {leaf: size for leaf, size in sizes.items() if getattr(shape.experts, leaf) != size}
         changes = {field: value for field, value in changes.items() if value != {}}
+        if wanted.get("positions") == "learned" and not wanted.get("n_positions") and not shape.n_positions:
+            raise ScenarioError(
+                f"{file}: positions are learned where no option says otherwise, and none says how many; say "
+                "max_position_embeddings, or position_embedding_type rope"
+            )
         dense_ff = changes.pop("d_ff", 0) if _has_no_dense(leaves(shape)) else 0
         try:
             made = models.model(

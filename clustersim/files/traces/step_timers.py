@@ -1,5 +1,6 @@
-"""Step times that training frameworks log: Megatron-LM's iterations and timers, torchtitan's steps, nanotron's
-iterations, NeMo's timing, Composer's means, DeepSpeed's wall clock and flops profiler; and loops that only draw a bar.
+"""Step times that training frameworks log: Megatron-LM's iterations and timers, torchtitan's steps, nanotron's and
+nanoGPT's iterations, NeMo's timing, Composer's means, DeepSpeed's wall clock and flops profiler; and loops that only
+draw a bar.
 
 Megatron-LM (``megatron/training/training.py``, ``timers.py``) logs a mean over its log interval and timers as the least
 and the most over ranks, or one of them; torchtitan (``components/metrics.py``) logs tokens a second, and its lines'
@@ -34,15 +35,21 @@ _TIMERS = re.compile(r"(?:\(min, max\) |max |min |)times? across ranks \((ms|s)\
 _TIMER = re.compile(rf"^\s*([A-Za-z][\w/ -]*?)\s*\.{{2,}}\s*:\s*(?:\(({_NUMBER}),\s*({_NUMBER})\)|({_NUMBER}))\s*$")
 _OF_RANK = re.compile(rf"^\s+rank\s+\d+\s*:\s*({_NUMBER})\s*$")
 _WALL_CLOCK = re.compile(r"\btime \(ms\)\s*\|(.*)")
-_TITAN = re.compile(rf"\bstep:\s*(\d{{1,12}})\s+.*?\b(?:tps|wps):\s*({_NUMBER})")
+_PAINT = r"(?:\b|\[\d{1,2}m)"
+"""Where a word begins, or a terminal's colour stands that has lost its first character."""
+_TITAN = re.compile(rf"{_PAINT}step:\s*(\d{{1,12}})\s+.*?{_PAINT}(?:tps|wps):\s*({_NUMBER})")
 _TITAN_SAVED = re.compile(rf"\bFinished saving the checkpoint(?: \([^)]*\))? ?in ({_NUMBER}) seconds")
 _NANOTRON = re.compile(r"\biteration:\s*(\d{1,12})\s*/\s*\d+\s*\|(.*\belapsed_time_per_iteration_ms:.*)")
 _SCALED = re.compile(rf"([a-z_]+):\s*({_NUMBER})([KMBT]?)(?=\s|\||$)")
 _NEMO = re.compile(rf"\btrain_step_timing in s\s*[=:]\s*({_NUMBER})")
 _GLOBAL_STEP = re.compile(rf"\bglobal_step\s*[=:]\s*({_NUMBER})")
-_RATE = re.compile(rf"\b(tflops|mfu|CurrSamplesPerSec|RunningAvgSamplesPerSec)\s*[:=]\s*({_NUMBER})")
+_RATE = re.compile(rf"{_PAINT}(tflops|mfu|CurrSamplesPerSec|RunningAvgSamplesPerSec)\s*[:=]\s*({_NUMBER})")
 _PARTS = re.compile(r"\btime \(ms\) \| \w+[\w-]*: \d")
 _SAMPLES = re.compile(rf"\bglobal_step=(\d{{1,12}}), RunningAvgSamplesPerSec={_NUMBER}")
+_SAMPLES_BEFORE = re.compile(rf"(?<![A-Za-z])SamplesPerSec=({_NUMBER})")
+"""A mean of the run, of DeepSpeed before 0.6.6, beside a count of passes."""
+_STEP_LOGGED = re.compile(r"\bstep=(\d{1,12}), skipped=\d+, lr=\[")
+_NANOGPT = re.compile(rf"\biter (\d{{1,12}}): loss (?:nan|inf|{_NUMBER}), time ({_NUMBER})ms(?:, mfu ({_NUMBER})%)?")
 _CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _LATENCY = re.compile(rf"^\s*(fwd|bwd|fwd\+bwd|step|iter) latency:\s*({_NUMBER})\s*(us|ms|s)\b")
 _PROFILED = re.compile(rf"^\s*(samples/second|[A-Za-z+ ]*FLOPS per GPU[^:]*):\s*({_NUMBER})\s*([KMGTP]?FLOPS)?", re.I)
@@ -81,7 +88,10 @@ def sniff(head: Head) -> Likeness:
     """Whether a log has lines of one of these frameworks; NCCL's own lines in it are asked first."""
     shaped = any(
         pattern.search(head.text)
-        for pattern in (_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NEMO, _SAMPLES, _PARTS, composer_log.SHAPE)
+        for pattern in (
+            *(_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NANOGPT, _NEMO, _PARTS, composer_log.SHAPE),
+            *(_SAMPLES, _SAMPLES_BEFORE),
+        )
     ) or any(pattern.search(line) for line in head.text.splitlines() for pattern in progress_bars.HEADS)
     return Likeness.AMONG if shaped or "DeepSpeed Flops Profiler" in head.text else likeness(named=False, shaped=False)
 
@@ -125,9 +135,16 @@ def _take(line: str, collected: Collected) -> None:
             collected.marks.append((int(match[1]), clock))
     elif match := _TITAN_SAVED.search(line):
         collected.parts["save-checkpoint"].append((_number(match[1]), _number(match[1])))
+    elif match := _NANOGPT.search(line):
+        _of_nanogpt(match, collected)
+    elif match := _STEP_LOGGED.search(line):
+        if (clock := _clock(line)) is not None:
+            collected.marks.append((int(match[1]), clock))
     elif "SamplesPerSec" in line:
         collected.framework = collected.framework or "DeepSpeed"
         _rates(line, collected)
+        if match := _SAMPLES_BEFORE.search(line):
+            collected.rates["samples/s, mean of the run"].append(_number(match[1]))
         if (match := _SAMPLES.search(line)) and (clock := _clock(line)) is not None:
             collected.marks.append((int(match[1]), clock))
     elif match := _LATENCY.match(line):
@@ -163,6 +180,14 @@ def _of_nanotron(number: int, rest: str, collected: Collected) -> None:
     for name, means in (("tokens_per_sec_per_gpu", "tokens/s per GPU"), ("model_tflops_per_gpu", "TFLOP/s per GPU")):
         if name in values:
             collected.rates[means].append(values[name])
+
+
+def _of_nanogpt(match: re.Match[str], collected: Collected) -> None:
+    """A line of nanoGPT's train.py: an iteration is a step, however many passes it has; its first MFU is -100 %."""
+    collected.framework = "nanoGPT"
+    collected.steps.append((int(match[1]), _number(match[2]) * 1e-3))
+    if match[3] and _number(match[3]) > 0:
+        collected.rates["MFU (%)"].append(_number(match[3]))
 
 
 def _wall_clock(rest: str, collected: Collected) -> None:
