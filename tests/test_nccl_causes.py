@@ -328,3 +328,19 @@ def test_fewer_nics_than_a_named_machine_has_are_told(tmp_path: Path):
     path.write_text(log(["NCCL_IB_HCA set to mlx5_0", IB], hosts=2, between=GOOD))
     words = "host0 uses 2 of the 8 NICs that a node of hgx-h100 has: mlx5_0, mlx5_1. Why: NCCL_IB_HCA=mlx5_0"
     assert words in CliRunner().invoke(cli, ["trace", str(path), "--topology", "hgx-h100"]).output
+
+
+def test_rings_of_before_28_are_channels(tmp_path: Path):
+    text = "".join(
+        f"h:1:2 [{rank}] NCCL INFO {line}\n"
+        for rank, line in (
+            (3, "Ring 00 : 3[3] -> 2[2] via P2P/IPC"),
+            (7, "Ring 00 : 15 -> 0 [send] via NET/Socket/0"),
+            (0, "Ring 00 : 7 -> 8 [receive] via NET/Socket/0"),
+            (1, "Ring 00 : 4[0] -> 5[1] via direct shared memory"),
+            (1, "comm 0x7fa5380022f0 rank 5 nranks 16 cudaDev 1 nvmlDev 1 - Init COMPLETE"),
+        )
+    )
+    read = told(tmp_path / "log", text)
+    assert read.transports == {"P2P/IPC": 1, "NET/Socket": 2, "direct shared memory": 1}
+    assert any("TCP sockets carry" in line for line in read.lines)

@@ -236,6 +236,19 @@ def test_a_bars_mean_since_the_start_is_not_a_steps_time(tmp_path: Path):
     assert told(tmp_path / "log", text).step_time_s == pytest.approx(1.0)
 
 
+def test_lightnings_bars_of_a_few_seconds_do_not_count_the_warm_up_in_every_step(tmp_path: Path):
+    """Steps of 3 s after a first of 8.9, whose seconds tqdm cuts; and fast ones, whose seconds are all 0."""
+    slow = "".join(
+        f"Epoch 0:  {n}%|#  | {n}/18 [00:{int(3 * n + 5.9):02d}<01:13, {(3 * n + 5.9) / n:5.2f}s/it, v_num=1]\n"
+        for n in range(1, 4)
+    )
+    assert told(tmp_path / "slow", slow).step_time_s == pytest.approx(3.0, rel=0.01)
+    fast = "".join(
+        f"Epoch 0:  {n}%|#  | {n}/32 [00:00<00:00, {n / (0.13 + 0.004 * n):5.2f}it/s, v_num=15]\n" for n in range(8, 13)
+    )
+    assert told(tmp_path / "fast", fast).step_time_s == pytest.approx(0.004, rel=0.02)
+
+
 @pytest.mark.parametrize("title", ["Epoch 0: ", "1|20|Loss: 0.88: "])
 def test_progress_bars_of_lightning_and_torchtune(tmp_path: Path, title: str):
     read = told(tmp_path / "log", "".join(bar(n, 200, " 2.00it/s", title) for n in range(1, 30)))

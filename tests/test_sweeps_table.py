@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -116,6 +117,17 @@ def test_a_line_that_is_no_row_is_named(tmp_path):
     (tmp_path / "results.jsonl").write_text("step,time\n")
     with pytest.raises(ClusterSimError, match=r"results.jsonl: line 1 is no row of a sweep: b'step,time"):
         sweeps.Store(tmp_path).keys()
+
+
+def test_a_whole_number_of_64_bits_keeps_every_digit(folder, tmp_path):
+    """Such as a seed: it was a traceback, and would have been another one as a float."""
+    copy = tmp_path / "out"
+    shutil.copytree(folder, copy)
+    cases = [json.loads(line) for line in (copy / "cases.jsonl").read_text().splitlines()]
+    for case in cases:
+        case["axes"]["cluster.gpus_per_node"] = 2**63
+    (copy / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+    assert set(sweeps.read(copy)["cluster.gpus_per_node"]) == {str(2**63)}
 
 
 def test_csv_holds_the_table(folder, tmp_path):

@@ -119,6 +119,34 @@ def test_deepspeeds_lines_and_table_are_read_behind_prefixes(tmp_path: Path, pre
         assert (row.kind, row.ranks, row.count) == ("all_reduce", 8, count)
 
 
+def comms(columns: dict[str, float]) -> str:
+    """A table of DeepSpeed's of one row, with these columns behind its count."""
+    heads = ("Comm. Op", "Message Size", "Count", *columns)
+    words = ("64.0 MB", 10, *columns.values())
+    return (
+        "".join(f"{word: <20}" for word in heads)
+        + "\nall_reduce\n"
+        + " " * 20
+        + "".join(f"{word: <20}" for word in words)
+        + "\n"
+    )
+
+
+def test_deepspeeds_stragglers_are_no_latency_and_no_row(tmp_path: Path):
+    """A second table was read as if its columns were the first's, and a third column as the mean."""
+    plain = {"Total Latency(ms)": 40.0, "Avg Latency(ms)": 4.0, "tput_avg (Gbps)": 268.44, "busbw_avg (Gbps)": 234.88}
+    second = {
+        "Total comm lat(ms)": 30.0,
+        "Total straggler(ms)": 10.0,
+        "Avg comm lat(ms)": 3.0,
+        "Avg straggler(ms)": 1.0,
+    }
+    within = {"Total Latency(ms)": 40.0, "Total straggler(ms)": 10.0} | plain
+    for text in (comms(plain), comms(plain) + "Breakdown with straggler effect\n" + comms(second), comms(within)):
+        (row,) = read(tmp_path / "log", text).rows
+        assert (row.kind, row.ranks, row.count, row.seconds) == ("all_reduce", 8, 10, 4e-3)
+
+
 @pytest.mark.parametrize(
     "line", ["     1048576        262144     float     sum", "# Rank 0", "hosta:1:2 [0] NCCL INFO x"]
 )

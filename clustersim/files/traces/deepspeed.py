@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 from clustersim.core.errors import TraceError
 from clustersim.files.traces import prefixes
@@ -23,13 +24,18 @@ _LINE = re.compile(
     r"comm op:\s*(?P<op>[\w ]+?)\s*\|\s*time \(ms\):\s*(?P<ms>[\d.]+)\s*\|\s*msg size:\s*(?P<size>[\d.]+)\s*"
     r"(?P<unit>[KMGT]?B)\s*\|\s*algbw \(Gbps\):\s*(?P<algbw>[\d.]+)\s*\|\s*busbw \(Gbps\):\s*(?P<busbw>[\d.]+)"
 )
-_ROW = re.compile(
-    r"^\s+(?P<size>[\d.]+)\s*(?P<unit>[KMGT]?B)\s+(?P<count>\d+)\s+(?P<total>[\d.]+)\s+(?P<ms>[\d.]+)"
-    r"\s+(?P<algbw>[\d.]+)\s+(?P<busbw>[\d.]+)"
+_ROW = re.compile(r"^\s+(?P<size>[\d.]+)\s*(?P<unit>[KMGT]?B)\s+(?P<count>\d+)(?P<numbers>(?:\s+[\d.]+){2,8})")
+_COLUMN = re.compile(
+    r"Total Latency\(ms\)|Avg Latency\(ms\)|tput_avg \(Gbps\)|busbw_avg \(Gbps\)|"
+    r"(?:Total|Avg) (?:comm lat|straggler)\(ms\)"
 )
+_COLUMNS = ("Total Latency(ms)", "Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)")
+"""Of the table; of one with stragglers there are more, and a second table has no bandwidths."""
 _WANTED = r"\s{2,}[\d.]+\s*[KMGT]?B\s+\d|Comm\. Op|[A-Za-z_]\w*\s*$"
 _HEADER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
 _PER_RANK = {"all_gather", "reduce_scatter"}
+CommsRow: TypeAlias = Mapping[str, str]
+"""Words of a line, by the names that :data:`_LINE` has for them; ``count`` of a table alone."""
 
 
 def sniff(head: Head) -> Likeness:
@@ -42,22 +48,25 @@ def sniff(head: Head) -> Likeness:
 
 def read(path: Path) -> Samples:
     """The comms of a log. Raises :class:`TraceError` for one without any."""
-    matches: list[tuple[str, re.Match[str], int]] = []
+    matches: list[tuple[str, CommsRow, int]] = []
     op = ""
     inside = False
+    columns: Sequence[str] = _COLUMNS
     for number, line in enumerate(prefixes.lines(path, _WANTED), start=1):
         if match := _LINE.search(line):
-            matches.append((match.group("op"), match, number))
+            matches.append((match.group("op"), match.groupdict(), number))
         elif "Comm. Op" in line:
             inside = True
-        elif inside and (row := _ROW.match(line)):
-            matches.append((op, row, number))
+            columns = _COLUMN.findall(line) or _COLUMNS
+        elif inside and (found := _ROW.match(line)):
+            row = _of_table(found, columns)
+            matches += [(op, row, number)] if row else []
         elif inside and re.fullmatch(r"\w+", line.strip()):
             op = line.strip()
     if not matches:
         raise TraceError(f"{path}: no line and no table of DeepSpeed's comms logger; set comms_logger.enabled, verbose")
     # The table sums up the lines before it: with both, the lines would count twice.
-    rows = [f for f in matches if "count" in f[1].groupdict()] or matches
+    rows = [match for match in matches if "count" in match[1]] or matches
     sieve = SampleSieve()
     world = _world(rows)
     for name, row, number in rows:
@@ -66,11 +75,23 @@ def read(path: Path) -> Samples:
     return sieve.done(str(path), notes)
 
 
+def _of_table(found: re.Match[str], columns: Sequence[str]) -> CommsRow | None:
+    """A row of a table with these columns; None where it has no bandwidths, as the second one of stragglers, whose rows
+    are those of the first."""
+    numbers = dict(zip(columns, found["numbers"].split(), strict=False))
+    names = {"ms": "Avg Latency(ms)", "algbw": "tput_avg (Gbps)", "busbw": "busbw_avg (Gbps)"}
+    if not numbers.keys() >= set(names.values()):
+        return None
+    return {"size": found["size"], "unit": found["unit"], "count": found["count"]} | {
+        name: numbers[column] for name, column in names.items()
+    }
+
+
 SHARED = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 """Kinds whose two bandwidths differ by (N - 1) / N, so that they tell N."""
 
 
-def _world(rows: Sequence[tuple[str, re.Match[str], int]]) -> int:
+def _world(rows: Sequence[tuple[str, CommsRow, int]]) -> int:
     """Ranks, from busbw / tput = (n-1)/n (all_reduce too: its tput is doubled); 0 where no row says enough."""
     rank_counts = []
     for name, row, _ in rows:
@@ -81,7 +102,7 @@ def _world(rows: Sequence[tuple[str, re.Match[str], int]]) -> int:
     return round(median(rank_counts)) if rank_counts else 0
 
 
-def _keep(name: str, row: re.Match[str], world: int, sieve: SampleSieve, source: str, case: str) -> None:
+def _keep(name: str, row: CommsRow, world: int, sieve: SampleSieve, source: str, case: str) -> None:
     kind = kind_of(name)
     if kind is None:
         return sieve.skip(f"an op that is not known ({name or 'without a name'})")
@@ -90,7 +111,7 @@ def _keep(name: str, row: re.Match[str], world: int, sieve: SampleSieve, source:
     if kind in _PER_RANK and not world:
         return sieve.skip("an all_gather or reduce_scatter of an unknown number of ranks")
     size = float(row["size"]) * _SIZE[row["unit"]] * (world if kind in _PER_RANK else 1)
-    count = int(row["count"]) if "count" in row.groupdict() else 1
+    count = int(row.get("count", 1))
     ranks = 2 if kind == "send" else world
     return sieve.add(
         Sample(kind, size, float(row["ms"]) * 1e-3, ranks, count=count, dtype="", source=source, case=case)

@@ -24,7 +24,8 @@ _HOST = re.compile(r"(?<![\w.-])([\w.-]+):\d+:\d+ \[\w+\] ")
 _RANK = re.compile(r"\brank (\d{1,8}) nranks (\d{1,8})\b", re.I)
 _ID = re.compile(r"\bcommId (0x\w+)")
 _CHANNEL = re.compile(
-    r"Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via (.+?)(?: comm 0x\w+.*)?$"
+    r"(?:Channel|Ring) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[(send|receive)\])? via "
+    r"(.+?)(?: comm 0x\w+.*)?$"
 )
 _NO_GDR = re.compile(r"GPU Direct RDMA Disabled for (.+)$")
 _NO_PEER = re.compile(

@@ -37,7 +37,11 @@ _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
 _CHANNELS = re.compile(
     r"(?<!\d)(\d+) coll channels(?:, (\d+) collnet channels)?(?:, (\d+) nvls channels)?, (\d+) p2p channels"
 )
-_VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\w+(?:/\w+)?)")
+_VIA = re.compile(
+    r"(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? via "
+    r"(direct shared memory|\w+(?:/\w+)?)"
+)
+"""Before 2.8 rings were what channels are, and ranks on other machines had no GPU beside them."""
 _CHOICE = re.compile(r"(?:\b(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?:.*?\{(\d+)\.\.(\d+)\})?", re.I)
 _SET = re.compile(r"\b((?:R|N)CCL_\w+) set (?:by environment )?to (\S+?)\.?(?=\s|$)")
 

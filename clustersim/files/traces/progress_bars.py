@@ -36,23 +36,32 @@ HEADS = (_BAR, _SPEED, LOSSES)
 
 APART = 10.0
 """Seconds between two bars from which on what tqdm leaves off, parts of a second, is little."""
-ROUNDED = 0.6
-"""Seconds by which the time on a bar may be off."""
+CUT = 1.0
+"""Seconds that the time on a bar leaves off, at most: tqdm cuts parts of a second."""
+ROUNDED = 0.005
+"""By how much the rate on a bar may be off, in its unit."""
+FINE = 0.05
+"""By how much a step between two bars may be off."""
+_OF_EPOCH = re.compile(r"\bEpoch \d+:\s+\d{0,3}$")
+"""A title of Lightning's bar of an epoch, whose rates are means since its start."""
 
 
 @dataclass(frozen=True)
 class ProgressBar:
-    """What a bar says: steps done, seconds since the start, and seconds of a step."""
+    """What a bar says: steps done, seconds since the start, and seconds of a step, which may be ``off`` by so many;
+    ``of_epoch`` : whether it is one of Lightning's."""
 
     done: int
     since: float
     seconds: float
+    off: float = 0.0
+    of_epoch: bool = False
 
     @property
     def is_mean(self) -> bool:
         """Whether the rate is that of all steps so far."""
         off = abs(self.since / self.done - self.seconds) if self.done else 0.0
-        return off <= ROUNDED / max(self.done, 1) + 0.01 * self.seconds
+        return off <= CUT / max(self.done, 1) + 0.01 * self.seconds
 
 
 @dataclass
@@ -75,8 +84,10 @@ class BarSteps:
             rate = float(match["rate"])
             if rate > 0 and not _OTHERS.search(line[behind : match.start()]):
                 seconds = rate if match["unit"] == "s/it" else 1 / rate
+                off = ROUNDED if match["unit"] == "s/it" else ROUNDED * seconds**2
                 done = int(match["done"])
-                self.bars[int(match["all"])][done] = ProgressBar(done, _since(match["since"]), seconds)
+                of_epoch = _OF_EPOCH.search(line[behind : match.start()]) is not None
+                self.bars[int(match["all"])][done] = ProgressBar(done, _since(match["since"]), seconds, off, of_epoch)
             behind = match.end()
         if found := _TOTAL.search(line):
             self.total = int(found[1].replace(",", ""))
@@ -120,8 +131,15 @@ def _since(clock: str) -> float:
 
 
 def _between(drawn: Sequence[ProgressBar]) -> Iterator[tuple[int, float]]:
-    """Seconds of steps between bars, where rates are means since the start and bars lie far enough apart."""
+    """Seconds of steps between bars, where rates are means since the start and bars lie far enough apart; of bars of an
+    epoch that lie nearer, those between the first and the last, by their means."""
     if not all(bar.is_mean for bar in drawn):
+        return
+    if len(drawn) > 1 and drawn[-1].since - drawn[0].since < APART and all(bar.of_epoch for bar in drawn):
+        first, end = drawn[0], drawn[-1]
+        took = end.done * end.seconds - first.done * first.seconds
+        if end.done * end.off + first.done * first.off <= FINE * took:
+            yield end.done, took / (end.done - first.done)
         return
     last = drawn[0] if drawn else None
     for bar in drawn:

@@ -110,7 +110,10 @@ def _column(values: list[Any]) -> npt.NDArray[Any]:
     if all(isinstance(value, bool) for value in values):
         return np.array(values, dtype=bool)
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        return np.array(values, dtype=np.int64)
+        whole = np.iinfo(np.int64)
+        if all(whole.min <= value <= whole.max for value in values):
+            return np.array(values, dtype=np.int64)
+        return np.array([str(value) for value in values])  # such as a seed of 64 bits, no digit of which may be lost
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return np.array(values, dtype=np.float64)
     return np.array([str(value) for value in values])
