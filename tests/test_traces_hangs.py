@@ -332,6 +332,17 @@ def test_fields_that_earlier_releases_lack_are_not_needed(tmp_path: Path):
     assert (fault.cause, fault.look_at) == ("not_started", [2])
 
 
+@pytest.mark.parametrize("field", ["time_created_ns", "record_id", "collective_seq_id", "output_sizes"])
+def test_a_call_whose_number_has_no_end_is_left_out_and_said(tmp_path: Path, field: str):
+    """JSON of Python may hold Infinity, which no whole number is."""
+    entries = calls(entry(4, "started"))
+    entries[0 if field == "record_id" else 1][field] = [[float("inf")]] if field == "output_sizes" else float("inf")
+    as_json(tmp_path / "trace_0", dump(entries, [WORLD]))
+    read = traces.read(tmp_path / "trace_0")
+    assert isinstance(read, HangReport)
+    assert read.skipped == {"a call whose fields are not Flight Recorder's": 1}
+
+
 def test_finished_jobs_blame_nobody(tmp_path: Path):
     told = hang(tmp_path, {rank: calls(None) for rank in range(4)})
     assert told.faults == []

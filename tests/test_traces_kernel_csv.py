@@ -107,6 +107,55 @@ def test_rocprofs_tables_are_read_as_nsights_are(tmp_path: Path):
     assert [(kernel.count, kernel.total_s) for kernel in sums.kernels] == [(4, pytest.approx(4e-6))]
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "KernelName,gpu-id,queue-id,BeginNs,EndNs,DurationNs",
+        "Kernel_Name,GPU_ID,Queue_ID,Start_Timestamp,End_Timestamp,Other",
+    ],
+)
+def test_tables_of_earlier_rocprofs_are_read_as_well(tmp_path: Path, head: str):
+    run = read(tmp_path / "t.csv", f'{head}\n"Cijk",0,0,1000,1800,800\n"Cijk",1,0,2000,2500,500\n')
+    assert isinstance(run, Timeline)
+    assert run.world_size == 2
+    assert sorted((run.row_end - run.row_start).tolist()) == pytest.approx([500e-9, 800e-9])
+
+
+def test_rccls_one_kernel_for_all_collectives_is_no_compute(tmp_path: Path):
+    """It counted as compute that hides the transfer."""
+    generic = ROCPROF.replace('Cijk_Ailk_Bljk",2', 'ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",2')
+    run = read(tmp_path / "t.csv", generic.replace("Agent 5", "Agent 4"))
+    assert isinstance(run, Timeline)
+    assert (run.row_end - run.row_start).tolist() == pytest.approx([800e-9])
+    assert run.stats["skipped: a collective's kernel without its name and size: its time is in no figure"] == 1
+
+
+PAGE = """
+ ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):
+
+ Time (%)  Total Time (ns)  Instances  Avg (ns)  Med (ns)  Min (ns)  Max (ns)  StdDev (ns)  Name
+ --------  ---------------  ---------  --------  --------  --------  --------  -----------  ----
+     75.0        3,000,000          3  1000.0    1000.0    900       1100             10.0  gemm
+     25.0          1000000          2  500.0     500.0     400       600              10.0  ncclKernel_AllReduce_Sum(a, b)
+
+Processing [r.sqlite] with [cuda_api_sum.py]...
+
+ Time (%)  Total Time (ns)  Num Calls  Name
+ --------  ---------------  ---------  ----------------
+    100.0          5000000          5  cudaLaunchKernel
+"""
+
+
+def test_a_summary_as_nsys_prints_it_on_a_page_is_the_same(tmp_path: Path):
+    sums = read(tmp_path / "t.txt", PAGE)
+    assert isinstance(sums, KernelSums)
+    assert [(kernel.name, kernel.count, kernel.total_s) for kernel in sums.kernels] == [
+        ("gemm", 3, 3e-3),
+        ("ncclKernel_AllReduce_Sum(a, b)", 2, 1e-3),
+    ]
+    assert "NCCL's for 25.0%" in sums.lines[0]
+
+
 def test_a_line_that_is_cut_off_is_told(tmp_path: Path):
     run = read(tmp_path / "t.csv", TRACE[:-60])
     assert isinstance(run, Timeline)
@@ -132,6 +181,7 @@ def test_files_of_one_run_each_count_from_their_own_start(tmp_path: Path):
         (ROCPROF.replace("2500", "20"), "t.csv:3: End is '20', before Start, '2000'"),
         (TRACE.replace("1500,400", "soon,400"), r"t.csv:10: Start is 'soon', not a time >= 0"),
         (TRACE.replace("(ns)", "(weeks)"), "t.csv:1: the column 'Start' has no unit of time"),
+        (SUMS.replace("Total Time (ns)", "Total Time"), "t.csv:1: the column 'Total Time' has no unit of time"),
         (SUMS.replace("3000000,3", "3000000,x"), "t.csv:2: Instances is 'x', not a whole number"),
         (ROCPROF_SUMS.replace("Cijk", "hipLaunchKernel"), "is of calls of HIP, HSA"),
         (SUMS.replace("Instances", "Num Calls"), "cuda_gpu_trace and cuda_gpu_kern_sum are read"),

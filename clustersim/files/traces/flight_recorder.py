@@ -113,7 +113,7 @@ def _dump(table: Table, skipped: Counter[str]) -> Dump:
                 messages.append(Message(call, match[1], int(match[3])))
             else:
                 skipped["several sends and receives as one, whose own lines say the same"] += 1
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
             skipped["a call whose fields are not Flight Recorder's"] += 1
     if not calls and not messages:
         calls = list(_by_status(table))
@@ -130,7 +130,7 @@ def _by_status(table: Table) -> Iterator[Call]:
             enqueued, started, completed = (int(last[f"last_{word}_collective"]) for word in _PROGRESS)
             name = str(names[int(number)]) if int(number) < len(names) else str(number)
             about = config[name].get("desc", "") if isinstance(config, dict) and name in config else ""
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             continue
         if enqueued > 0:
             done = completed >= enqueued

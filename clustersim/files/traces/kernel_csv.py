@@ -1,5 +1,5 @@
 """Reports of GPU profilers as CSV: Nsight Systems' (``nsys stats --report cuda_gpu_trace --format csv``, and
-cuda_gpu_kern_sum) and rocprofv3's (``kernel_trace.csv``, ``kernel_stats.csv``).
+cuda_gpu_kern_sum, as columns of a page too) and those of rocprof (``kernel_trace.csv``, ``kernel_stats.csv``).
 
 A trace has a line per kernel: when, how long, on which device and stream. A device is a rank. It says neither what
 launched a kernel nor how many bytes NCCL's kernels move, nor among whom: those are kept as times that hold the wait for
@@ -11,6 +11,7 @@ rocprofv3").
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,14 @@ from clustersim.files.traces import files
 from clustersim.files.traces.csv_table import MOST
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.joining import join
-from clustersim.files.traces.profiled import NCCL_KERNEL, UNSIZED, ProfiledWork, RankTrace, unsized
+from clustersim.files.traces.profiled import (
+    LIBRARY_KERNEL,
+    UNNAMED,
+    UNSIZED,
+    ProfiledWork,
+    RankTrace,
+    unsized,
+)
 from clustersim.files.traces.told import KernelSum, KernelSums
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6, "ns": 1e-9, "nsec": 1e-9}
@@ -39,8 +47,19 @@ _OF_ROCPROF = {
     "Agent_Id": ("Device", ""),
     "Queue_Id": ("Strm", ""),
     "Calls": ("Instances", ""),
+    "GPU_ID": ("Device", ""),
+    "Queue_ID": ("Strm", ""),
+    "KernelName": ("Name", ""),
+    "BeginNs": ("Start", "ns"),
+    "EndNs": ("End", "ns"),
+    "gpu-id": ("Device", ""),
+    "queue-id": ("Strm", ""),
 }
-"""What rocprofv3 calls the columns that are read, and their units of time."""
+"""What rocprofv3 calls the columns that are read, and their units of time; and rocprofv2 and rocprof otherwise."""
+_TIMES = ("Start", "End", "Duration", "Total Time")
+_RULE = re.compile(r"^[ \t]*-{2,}(?:[ \t]+-{2,})+[ \t]*$")
+"""A line below the names of columns, as nsys stats prints them on a page."""
+_AMOUNT = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _TRACES = ({"Start", "Duration", "Device", "Strm", "Name"}, {"Start", "End", "Device", "Strm", "Name"})
 _SUM = {"Total Time", "Instances", "Name"}
 _DEVICE = re.compile(r"^(.*?)\s*(?:\((\d{1,6})\)|\b(\d{1,6}))$")
@@ -100,10 +119,42 @@ def read(paths: Sequence[Path]) -> Timeline | KernelSums:
 def _columns(line: str) -> tuple[list[str], dict[str, float]]:
     """Names of columns without their unit of time, and the seconds in it."""
     try:
-        cells = next(csv.reader([line]), [])
+        named = _named(next(csv.reader([line]), []))
     except csv.Error:
         return [], {}
-    return _named(cells)
+    return named if len(named[0]) > 1 else _named(_apart(line))
+
+
+def _apart(line: str, most: int = 0) -> list[str]:
+    """Cells of a page, which two blanks part, at most so many."""
+    return re.split(r"[ \t]{2,}", line.strip(), maxsplit=max(most - 1, 0))
+
+
+def _as_csv(text: str) -> str:
+    """A text whose tables of columns on a page are CSV, line by line; where none is it stays as it is."""
+    lines = text.splitlines()
+    if not any(map(_RULE.match, lines)):
+        return text
+    made = io.StringIO()
+    write = csv.writer(made, lineterminator="\n").writerow
+    columns = 0
+    for before, line in zip(["", *lines], lines, strict=False):
+        if _RULE.match(line):
+            names = _apart(before)
+            columns = len(names)
+            write(names)
+        elif columns and line.strip():
+            cells = _apart(line, columns)
+            write([cell.replace(",", "") if _AMOUNT.fullmatch(cell) else cell for cell in cells])
+        else:
+            columns = 0
+            made.write("\n" if _is_page_head(line) else f"{line}\n")
+    return made.getvalue()
+
+
+def _is_page_head(line: str) -> bool:
+    """Whether a line has the names of columns on a page, which come again with the line below them."""
+    return "," not in line and "Name" in line and len(_apart(line)) > 1
 
 
 def _named(cells: Sequence[str]) -> tuple[list[str], dict[str, float]]:
@@ -121,12 +172,12 @@ def _named(cells: Sequence[str]) -> tuple[list[str], dict[str, float]]:
 def _tables(path: Path) -> Iterator[_Table]:
     """The tables of a file that are read, each up to the first line that is none of it."""
     table: _Table | None = None
-    for number, cells in enumerate(csv_rows(files.log(path), str(path), TraceError), start=1):
+    for number, cells in enumerate(csv_rows(_as_csv(files.log(path)), str(path), TraceError), start=1):
         names, units = _named(cells)
         if _is_trace(names) or _is_sum(names):
             if table is not None:
                 yield table
-            unknown = next((name for name, unit in units.items() if not unit), None)
+            unknown = next((name for name in names if name in _TIMES and not units.get(name)), None)
             if unknown is not None:
                 raise TraceError(f"{path}:{number}: the column {unknown!r} has no unit of time that is known")
             table = _Table(names, units)
@@ -196,7 +247,9 @@ def _take(trace: RankTrace, row: dict[str, str], start: float, end: float) -> No
     match = _DEVICE.match(row["Device"])
     trace.device = match[1] if match and match[2] else ""
     seen = unsized(name, start, end, 0, trace.rank, trace.world)
-    if seen is None:
+    if seen is None and LIBRARY_KERNEL.match(name):
+        trace.skipped[UNNAMED] += 1  # RCCL's, of which all collectives have one
+    elif seen is None:
         word = "Memcpy" if "memcpy" in name else "Memset" if "memset" in name else name
         trace.work.append(ProfiledWork(word, f"stream {row['Strm']}", start, end, float("nan"), 0))
     else:
@@ -230,7 +283,7 @@ def _summed(tables: dict[Path, list[_Table]]) -> KernelSums:
 
 def _lines(kernels: Sequence[KernelSum]) -> Iterator[str]:
     whole = sum(kernel.total_s for kernel in kernels)
-    nccl = sum(kernel.total_s for kernel in kernels if NCCL_KERNEL.match(kernel.name))
+    nccl = sum(kernel.total_s for kernel in kernels if LIBRARY_KERNEL.match(kernel.name))
     yield (
         f"kernels run for {format_time(whole)} in all, of every device and stream together; NCCL's for "
         f"{nccl / whole if whole else 0.0:.1%} of that, the wait for peers included"

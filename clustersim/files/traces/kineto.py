@@ -38,6 +38,8 @@ from clustersim.files.traces.kineto_json import (
     decoded,
 )
 from clustersim.files.traces.profiled import (
+    LIBRARY_KERNEL,
+    UNNAMED,
     UNSIZED,
     AnnotatedSchedule,
     ProfiledWork,
@@ -48,11 +50,6 @@ from clustersim.files.traces.profiled import (
 from clustersim.files.traces.samples import dtype_of, kind_of
 
 _COMMS = re.compile(r"^(nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
-_KERNEL = re.compile(
-    r"^(?:void )?(?:\w+::)*(?:(nccl(?:Dev)?Kernel(?:Debug)?_\w+)|nccl\w*Kernel|mscclp*Kernel|rccl|oneccl_|hccl|"
-    r"ccl(?:_|::))"
-)
-"""Kernels of NCCL, RCCL, MSCCL, oneCCL and HCCL, as profilers name them."""
 _RUNTIMES = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
     "privateuse1_runtime", "privateuse1_driver", "Runtime",
@@ -258,7 +255,7 @@ class _KinetoReader:
         step = args.step if args.step is not None else self._step(called if called == called else event.ts)
         start = event.ts * 1e-6
         end = (event.ts + event.dur) * 1e-6
-        if args.collective is None and not _KERNEL.match(event.name):
+        if args.collective is None and not LIBRARY_KERNEL.match(event.name):
             operator = self.told.get(args.external)
             stream = f"stream {args.stream}"
             self.trace.work.append(ProfiledWork(event.name, stream, start, end, called * 1e-6, step, None, operator))
@@ -273,9 +270,9 @@ class _KinetoReader:
             self.trace.skipped[UNSIZED] += 1
             self.trace.seen.append(unknown)
         elif seen is None:
-            self.trace.skipped["a collective's kernel without its name and size: its time is in no figure"] += 1
+            self.trace.skipped[UNNAMED] += 1
         else:
-            short = match.group(1) if (match := _KERNEL.match(event.name)) and match.group(1) else ""
+            short = match.group(1) if (match := LIBRARY_KERNEL.match(event.name)) and match.group(1) else ""
             self.trace.seen.append(dataclasses.replace(seen, kernel=short, told=self.told.get(args.external)))
 
     def _told(self, args: KernelArgs, start: float, end: float, step: int) -> RankCollective | None:

@@ -59,6 +59,12 @@ class ProfiledWork(NamedTuple):
 
 NCCL_KERNEL = re.compile(r"(?:void )?(?:nccl|rccl)\w*?_([A-Za-z]+?)(?:_|\(|$)")
 """The collective that a kernel of NCCL is named for."""
+LIBRARY_KERNEL = re.compile(
+    r"^(?:void )?(?:\w+::)*(?:(nccl(?:Dev)?Kernel(?:Debug)?_\w+)|nccl\w*Kernel|mscclp*Kernel|rccl|oneccl_|hccl|"
+    r"ccl(?:_|::))"
+)
+"""Kernels of NCCL, RCCL, MSCCL, oneCCL and HCCL, as profilers name them."""
+UNNAMED = "a collective's kernel without its name and size: its time is in no figure"
 UNSIZED = (
     "NCCL's kernels of which neither size nor group is told: they are kept as measured, and what is transferring holds "
     "their wait for peers"
