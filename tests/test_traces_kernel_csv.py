@@ -135,8 +135,8 @@ PAGE = """
 
  Time (%)  Total Time (ns)  Instances  Avg (ns)  Med (ns)  Min (ns)  Max (ns)  StdDev (ns)  Name
  --------  ---------------  ---------  --------  --------  --------  --------  -----------  ----
-     75.0        3,000,000          3  1000.0    1000.0    900       1100             10.0  gemm
-     25.0          1000000          2  500.0     500.0     400       600              10.0  ncclKernel_AllReduce_Sum(a, b)
+     75.0        3,000,000          3  1000.0    1000.0    900       1100      10.0         gemm
+     25.0          1000000          2  500.0     500.0     400       600       10.0         ncclKernel_AllReduce(a, b)
 
 Processing [r.sqlite] with [cuda_api_sum.py]...
 
@@ -151,7 +151,7 @@ def test_a_summary_as_nsys_prints_it_on_a_page_is_the_same(tmp_path: Path):
     assert isinstance(sums, KernelSums)
     assert [(kernel.name, kernel.count, kernel.total_s) for kernel in sums.kernels] == [
         ("gemm", 3, 3e-3),
-        ("ncclKernel_AllReduce_Sum(a, b)", 2, 1e-3),
+        ("ncclKernel_AllReduce(a, b)", 2, 1e-3),
     ]
     assert "NCCL's for 25.0%" in sums.lines[0]
 

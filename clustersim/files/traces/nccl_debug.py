@@ -39,7 +39,7 @@ _CHANNELS = re.compile(
 )
 _VIA = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? via "
-    r"(direct shared memory|\w+(?:/\w+)?)"
+    r"(direct shared memory|\w+(?:/\w+(?: Libfabric)?)?)"
 )
 """Before 2.8 rings were what channels are, and ranks on other machines had no GPU beside them."""
 _CHOICE = re.compile(r"(?:\b(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?:.*?\{(\d+)\.\.(\d+)\})?", re.I)
