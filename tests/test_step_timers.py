@@ -323,3 +323,15 @@ def test_nanogpts_iterations_are_steps(tmp_path: Path, prefix: str):
     read = told(tmp_path / "log", "".join(f"{prefix}{line}\n" for line in lines))
     assert (read.framework, read.steps, read.step_time_s) == ("nanoGPT", 4, pytest.approx(0.5005))
     assert read.rates == {"MFU (%)": pytest.approx(31.2)}
+
+
+def test_a_step_that_several_ranks_log_counts_once(tmp_path: Path):
+    """The slow first step stood twice, and only one of it was left out."""
+    line = "{at} [INFO|DP={rank}|PP=0|TP=0]: iteration: {i} / 9 | elapsed_time_per_iteration_ms: {ms} | lm_loss: 11.3\n"
+    text = "".join(
+        line.format(at="07/18/2024 15:41:05", rank=rank, i=i, ms=ms)
+        for i, ms in ((1, "9.8K"), (2, "1.2K"))
+        for rank in (0, 1)
+    )
+    read = told(tmp_path / "log", text)
+    assert (read.steps, read.step_time_s) == (2, pytest.approx(1.2))

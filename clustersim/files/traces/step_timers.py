@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 
@@ -253,7 +254,7 @@ def _clock(line: str) -> float | None:
 def _steps(collected: Collected) -> list[tuple[int, float]]:
     """Steps with their seconds: as logged, else between the times of lines."""
     if collected.steps:
-        return [(step, seconds) for step, seconds in collected.steps if 0 < seconds < MOST]
+        return [(step, seconds) for step, seconds in _once(collected.steps) if 0 < seconds < MOST]
     pairs = zip(collected.marks, collected.marks[1:], strict=False)
     if not collected.framework and (means := collected.blocks.steps()):
         collected.framework = "Composer"
@@ -267,6 +268,12 @@ def _steps(collected: Collected) -> list[tuple[int, float]]:
         return [(step, seconds) for step, seconds in collected.bars.steps() if 0 < seconds < MOST]
     apart = [(new, (late - early) / (new - old)) for (old, early), (new, late) in pairs if new > old]
     return [(step, seconds) for step, seconds in apart if 0 < seconds < MOST]
+
+
+def _once(steps: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Steps that several ranks log one after another, or a bar that is drawn again, once: as long as the longest."""
+    runs = (list(run) for _, run in groupby(steps, key=lambda logged: logged[0]))
+    return [max(run, key=lambda logged: logged[1]) for run in runs]
 
 
 def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> TrainingLog:
