@@ -52,6 +52,18 @@ def test_a_dump_of_a_dgx_h100_is_the_shipped_machine(tmp_path: Path):
         assert rates[0] == rates[1], kind
 
 
+def test_nics_that_nccl_merges_are_no_further_nic(tmp_path: Path):
+    """It was a ninth of twice the rate."""
+    both = '<nic><net name="mlx5_0+mlx5_1" dev="8" speed="800000" port="1" gdr="1"/></nic></cpu>'
+    plain, merged = tmp_path / "plain.xml", tmp_path / "merged.xml"
+    plain.write_text(dgx_h100())
+    merged.write_text(dgx_h100().replace("</cpu>", both, 1))
+    assert topology_text(merged).replace("merged", "plain") == topology_text(plain)
+    alone = tmp_path / "alone.xml"  # as it is where the ports themselves are trimmed
+    alone.write_text(dgx_h100().replace('name="mlx5_0"', 'name="mlx5_8+mlx5_9"'))
+    assert topology_text(alone).count("400 Gb/s") == topology_text(plain).count("400 Gb/s")
+
+
 def test_direct_nvlinks_are_bundles_between_gpus(tmp_path: Path):
     both = [("0000:08:00.0", "0000:09:00.0"), ("0000:09:00.0", "0000:08:00.0")]
     gpus = "".join(

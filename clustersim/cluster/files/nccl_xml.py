@@ -67,4 +67,19 @@ def _system(text: str, path: Path) -> ET.Element:
         raise TopologyError(f"{path}: is not XML: {error}") from None
     if root.tag != "system":
         raise TopologyError(f"{path}: holds <{texts.short(root.tag)}>, not the <system> of NCCL_TOPO_DUMP_FILE")
+    _part_merged(root)
     return root
+
+
+def _part_merged(root: ET.Element) -> None:
+    """Leave out what NCCL merges of NICs that are there themselves (``mlx5_0+mlx5_1``, since 2.23): the same ports."""
+    names = {net.get("name", "") for net in root.iter("net")}
+    for above in list(root.iter()):
+        for nic in above.findall("nic"):
+            ports = nic.findall("net")
+            for net in ports:
+                parts = net.get("name", "").split("+")
+                if len(parts) > 1 and names.issuperset(parts):
+                    nic.remove(net)
+            if ports and not nic.findall("net"):
+                above.remove(nic)
