@@ -119,6 +119,18 @@ def test_deepspeeds_lines_and_table_are_read_behind_prefixes(tmp_path: Path, pre
         assert (row.kind, row.ranks, row.count) == ("all_reduce", 8, count)
 
 
+def test_a_time_of_the_cpu_is_no_collectives(tmp_path: Path):
+    """As -C prints it: calls return long before what they started has ended."""
+    log = read(tmp_path / "log", NEW.replace("time   algbw", "cputime   algbw"))
+    assert not log.rows
+    assert log.skipped == {"a time of the CPU (-C), not of the collective": len(read(tmp_path / "a", NEW).rows)}
+
+
+def test_a_program_whose_collective_is_not_known_is_not_guessed(tmp_path: Path):
+    log = read(tmp_path / "log", NEW.replace("all_gather_perf", "hypercube_perf"))
+    assert (len(log.rows), list(log.skipped)) == (0, ["a collective that is not known (hypercube)"])
+
+
 def comms(columns: dict[str, float]) -> str:
     """A table of DeepSpeed's of one row, with these columns behind its count."""
     heads = ("Comm. Op", "Message Size", "Count", *columns)

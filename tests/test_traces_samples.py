@@ -174,6 +174,8 @@ def test_the_json_report_says_the_same_as_the_log(tmp_path):
         assert getattr(row, name) == getattr(first, name)
     with pytest.raises(TraceError, match="not a whole"):
         read(tmp_path / "r", json.dumps(report)[:-200])
+    of_cpu = json.dumps(report).replace('"time"', '"cpu_time"')
+    assert read(tmp_path / "r", of_cpu).skipped == {"a time of the CPU (-C), not of the collective": 1}
 
 
 @pytest.mark.parametrize(("code", "text"), [(22809, "2.28.9"), (21805, "2.18.5"), (2708, "2.7.8"), (2408, "2.4.8")])

@@ -46,6 +46,9 @@ _ENV = re.compile(
 )
 _TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
 UNNAMED = "a collective the log does not name (write the command, such as all_gather_perf, above)"
+UNPLAYED = "hypercube"
+"""The one program of nccl-tests whose collective is none that is known: NCCL's sends between neighbours of a cube."""
+OF_CPU = "a time of the CPU (-C), not of the collective"
 _HEADER = ("size", "count", "type")
 
 
@@ -259,7 +262,8 @@ def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
         return
     told = {} if re.search(r"NCCL (?:INFO|WARN)", line) else dict(_ENV.findall(line))
     if match := _NAMED.search(line):
-        run.kind = kind_of(match.group(1)) or run.kind
+        name = match.group(1)
+        run.kind = UNPLAYED if name == UNPLAYED else kind_of(name) or run.kind
         run.own = run.own if line.startswith("#") else told  # a command has its own
     else:
         run.env |= told
@@ -282,6 +286,10 @@ def _keep(
     dtype = dtype_of(cells["type"][0])
     if kind is None:
         return sieve.skip(UNNAMED)
+    if kind == UNPLAYED:
+        return sieve.skip(f"a collective that is not known ({UNPLAYED})")
+    if "cputime" in cells:
+        return sieve.skip(OF_CPU)
     if dtype is None:
         return sieve.skip(f"an element type that is not known ({cells['type'][0]})")
     wrong = [_number(word) for word in cells.get("#wrong", [])]
@@ -327,7 +335,7 @@ def _by_name(cell_words: list[str], columns: list[str]) -> Cells | None:
     cells: Cells = {}
     for name, word in zip(named, cell_words, strict=True):
         cells.setdefault(name, []).append(word)
-    return cells
+    return cells | ({"cputime": []} if "cputime" in columns else {})
 
 
 def _filled(words: list[str], named: list[str]) -> list[str]:
@@ -390,8 +398,7 @@ def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source:
     places = {name: timed for name in ("out_of_place", "in_place") if isinstance(timed := cells.get(name), dict)}
 
     def seconds(place: str) -> float:
-        timed = places.get(place, {})
-        return _number(str(timed.get("time", timed.get("cpu_time", "nan")))) * 1e-6
+        return _number(str(places.get(place, {}).get("time", "nan"))) * 1e-6
 
     cells_of = {name: [str(cells.get(name, ""))] for name in ("size", "count", "type", "redop", "root")}
     timed = places.get("out_of_place") or places.get("in_place") or {}
@@ -403,6 +410,8 @@ def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source:
     if _number(str(timed.get("nwrong"))) > 0:
         return sieve.skip("a row whose results nccl-tests found wrong")
     dtype = dtype_of(cells_of["type"][0])
+    if "cpu_time" in timed and "time" not in timed:
+        return sieve.skip(OF_CPU)
     if kind is None or dtype is None:
         return sieve.skip("a collective or element type the report does not name")
     out = seconds("out_of_place")
