@@ -466,3 +466,16 @@ def test_a_head_of_few_labels_is_told():
     command = "run_glue.py --model_name_or_path bert-base-uncased --max_seq_length 128"
     made = read(("run.sh", f"torchrun --nproc_per_node 8 {command}"))
     assert any("head of few labels" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(("precision", "held"), [("amp_bf16", "bf16"), ("amp_fp16", "fp16"), ("fp32", "fp32")])
+def test_pure_mixed_precision_reduces_in_the_parameters_type(precision, held):
+    """Gradients were reduced in bf16 whatever the parameters were in."""
+    made = read(("a.yml", FOUNDRY.replace("precision: amp_bf16", f"precision: {precision}")))
+    had = exchange.canonical(made.scenario)
+    assert had["strategy.reduce_dtype"] == held
+    assert had["strategy.param_dtype"] == held
+    plain = read(("a.yml", FOUNDRY.replace("PURE", "DEFAULT").replace("amp_bf16", precision)))
+    assert exchange.canonical(plain.scenario)["strategy.reduce_dtype"] == "fp32"
+    with pytest.raises(ScenarioError, match="'FULL' is not a choice"):
+        read(("a.yml", FOUNDRY.replace("PURE", "FULL")))

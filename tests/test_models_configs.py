@@ -60,6 +60,13 @@ def test_the_experts_of_qwen3_are_counted_under_either_name() -> None:
     assert from_hf(later).layers == from_hf(QWEN3_MOE).layers
 
 
+def test_a_size_that_only_a_float_holds_is_no_whole_number() -> None:
+    """It was a traceback, of a power of it that is beyond any number."""
+    assert from_hf(QWEN3_MOE | {"hidden_size": 512.0}).layers == from_hf(QWEN3_MOE).layers
+    with pytest.raises(ModelError, match=r"'intermediate_size' = 3e\+167 must be a whole number above zero"):
+        from_hf(QWEN3_MOE | {"intermediate_size": 3e167})
+
+
 def test_two_numbers_under_two_names_of_one_field_are_no_choice_of_ours() -> None:
     twice = QWEN3_MOE | {"num_local_experts": 16}
     assert from_hf(twice).layers == from_hf(QWEN3_MOE).layers

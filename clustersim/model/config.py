@@ -156,7 +156,7 @@ class Config(msgspec.Struct, frozen=True):
         return value
 
     def _whole(self, key: str, value: object, meaning: str) -> int:
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float) and value.is_integer() and value < 2**53:  # from where on none has units
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"{self.where}: '{key}' = {value!r} must be a whole number above zero, {meaning}")
