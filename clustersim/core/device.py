@@ -277,11 +277,7 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
     for candidate in (text, bare):
         if (board or pcie is None) and candidate.strip().lower() in _names():
             return _names()[candidate.strip().lower()]
-    known = {_tokens(d.name)[0] for d in devices().values()}
-    chip = next((token for words in (bare, text) for token in _tokens(words) if token in known), None)
-    if chip is None:
-        raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
-    parts = [d for d in devices().values() if _tokens(d.name)[0] == chip]
+    parts = _parts(text)
     memory = re.search(r"(\d+)\s*GB", text)
     generation = re.search(r"sxm\d", text, re.I)
     board = board or {True: "pcie", False: "sxm", None: ""}[pcie]
@@ -292,6 +288,28 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
         return board in name, abs(d.memory_bytes / 2**30 - gib) < 0.01 * gib, sxm in name  # 140.4 GiB is a "141 GB"
 
     return max(parts, key=fit)
+
+
+def _parts(text: str) -> list[Device]:
+    """The parts with the chip that a text names, in the order of their table."""
+    bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
+    known = {_tokens(d.name)[0] for d in devices().values()}
+    chip = next((token for words in (bare, text) for token in _tokens(words) if token in known), None)
+    if chip is None:
+        raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
+    return [d for d in devices().values() if _tokens(d.name)[0] == chip]
+
+
+def other_parts(text: str, taken: Device) -> list[str]:
+    """Names of parts that a text could mean as well as the one that was ``taken``: it names their chip, and neither
+    their memory nor their board. Raises :class:`TopologyError` where no known chip is named.
+
+    >>> other_parts("A100 80GB", devices()["A100-SXM4-80GB"]), other_parts("A100-SXM4-80GB", devices()["A100-SXM4-80GB"])
+    (['A100-PCIe-80GB'], [])
+    """
+    words = set(re.findall(r"\d+\s*gb|pcie|sxm", text.lower().replace(" ", "")))
+    others = [d.name for d in _parts(text) if d != taken]
+    return [name for name in others if all(word in name.lower() for word in words)] if text != taken.name else []
 
 
 def _tokens(text: str) -> list[str]:

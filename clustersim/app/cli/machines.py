@@ -69,6 +69,25 @@ class MachineChoice:
         return ["", text[head.start() if head else 0 :].rstrip()]
 
 
+def taken_for(gpu: str | None, choice: MachineChoice) -> str:
+    """Which GPU and machine ``--gpu`` was taken for, and what it could mean besides; empty where nothing is open."""
+    from clustersim.core.device import other_parts
+
+    if gpu is None or gpu_file.is_own(gpu):
+        return ""
+    taken = choice.gpus[0]
+    others = other_parts(gpu, taken)
+    carrying = [] if choice.gpu else [name for name in shipped("topologies") if devices(name) == {taken.name}]
+    carrying = [name for name in carrying if name != choice.topology]
+    if not others and not carrying:
+        return ""
+    also = f"; {gpu} is also {', '.join(others)}" if others else ""
+    if carrying:
+        more = ", ..." if len(carrying) > 3 else ""
+        also += f"; it is in {', '.join(carrying[:3])}{more} as well (--topology)"
+    return f"--gpu {gpu}: taken for {taken.name} of {choice.topology}{also}"
+
+
 def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
     """The machine asked for.
 

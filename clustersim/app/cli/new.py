@@ -17,7 +17,7 @@ import click
 
 from clustersim.app.cli.common import PATH
 from clustersim.app.cli.machine_texts import changed_machine, mixed_machine
-from clustersim.app.cli.machines import MachineChoice, as_written, machine_of
+from clustersim.app.cli.machines import MachineChoice, as_written, machine_of, taken_for
 from clustersim.app.cli.recipes import (
     MOST_MICRO_BATCH,
     OF_STRATEGY,
@@ -27,6 +27,7 @@ from clustersim.app.cli.recipes import (
     batch_of,
     degrees_tried,
     kernels,
+    offloading_settings,
     own_tables,
     recipe_text,
     settings,
@@ -84,7 +85,7 @@ def new() -> None:
 @click.option(
     "--recipe",
     type=click.Choice(list(RECIPES)),
-    help="Whose way of training.  [the first of pytorch (DDP), torchtitan and deepspeed that fits]",
+    help="Whose way of training.  [the first of pytorch (DDP), torchtitan, deepspeed and megatron that fits]",
 )
 @click.option(
     "--tokens", type=click.FloatRange(min=1), help="Tokens to train on: adds the [campaign] table of a whole training."
@@ -111,10 +112,11 @@ def scenario(
     machine = machine_of(gpu, topology)
     draft = ScenarioDraft(file, machine, nodes, model_name, tokens)
     recipes = [recipe or OF_STRATEGY[strategy or ""]] if recipe or strategy else list(USUAL)
-    chosen = with_room(draft.texts(recipes), file)
+    chosen = with_room(draft.texts(recipes), file, draft.offloading_texts(recipes))
     write_new(file, chosen.text, scenarios.load)
     if chosen.verdict is not None:
         click.echo(f"{chosen.verdict}\n{chosen.why}", err=not chosen.verdict.ok)
+    _say_taken([gpu], [machine])
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,18 @@ class ScenarioDraft:
         """
         place = self._place()
         for recipe in recipes:
+            if recipe == "megatron" != recipes[0] and place.shape is None:
+                continue  # which has nothing to split
             for values in settings(recipe, place):
                 if recipe == USUAL[0] != recipes[-1] and values["kept"] != "none":
                     break
+                yield self._filled(recipe, recipe_text(recipe, place, values))
+
+    def offloading_texts(self, recipes: Sequence[str]) -> Iterator[str]:
+        """The settings of these recipes that leave a part to the host, for models that fit in no other way."""
+        place = self._place()
+        for recipe in recipes:
+            for values in offloading_settings(recipe, place):
                 yield self._filled(recipe, recipe_text(recipe, place, values))
 
     def _place(self) -> RecipePlace:
@@ -238,6 +249,8 @@ def topology(
     else:
         text = changed_machine(file, machine_of(gpu, topology), nics, oversubscription)
     write_new(file, text, lambda path: fabrics.load(str(path)))
+    if not given and not mix:
+        _say_taken([gpu], [machine_of(gpu, topology)])
     for line in fabrics.load(str(file)).assumed if given else ():
         click.echo(f"assumed: {line}")
 
@@ -286,6 +299,14 @@ topology = "{as_written(machine.topology, file)}"
         **PlanDraft(file, model_name, machines, nodes).values(),
     )
     write_new(file, text, load)
+    _say_taken(gpus, [machine_of(gpu, None) for gpu in gpus])
+
+
+def _say_taken(gpus: Sequence[str | None], machines: Sequence[MachineChoice]) -> None:
+    """What each ``--gpu`` was taken for, where it could be something else."""
+    for text in (taken_for(gpu, machine) for gpu, machine in zip(gpus, machines, strict=True)):
+        if text:
+            click.echo(text)
 
 
 @dataclass(frozen=True)

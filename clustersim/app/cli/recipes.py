@@ -26,8 +26,8 @@ RECIPES = {
     "deepspeed": "DeepSpeed: ZeRO with 16-bit parameters, as its tutorials have it.",
 }
 """Name -> what the head of a file says of it."""
-USUAL = ("pytorch", "torchtitan", "deepspeed")
-"""Where nobody asks for one: in turn, the first that fits."""
+USUAL = ("pytorch", "torchtitan", "deepspeed", "megatron")
+"""Where nobody asks for one: in turn, the first that fits without a host; then those that offload to it."""
 OF_STRATEGY = {"ddp": "pytorch", "fsdp": "torchtitan", "zero": "deepspeed"}
 """Strategy -> the recipe that has it."""
 TOKENS = 8192
@@ -42,7 +42,15 @@ MOST_STAGES = 16
 """Pipeline stages that are looked at."""
 ENDS = 2
 """Layers that embedding and loss count as."""
-OFFLOADED = 'offload_optimizer = { device = "cpu" }   # states and Adam on the host: nothing else of the recipe fits'
+OFFLOADED = (
+    "offload_optimizer = { device = \"cpu\", pin_memory = true }   # states and Adam on the host: nothing else tried fits"
+)
+OFFLOADED_PASSES = 8
+"""Micro-batches of a step whose optimizer is on the host: what that takes, far longer than on GPUs, comes once for all
+of them."""
+LESS_GRADIENTS = (
+    "grad_reduce_in_fp32 = false  # --grad-reduce-in-bf16: gradients of half the size, where nothing else fits\n"
+)
 WHOLE_EXPERTS = (
     "etp = 1                      # --expert-tensor-parallel-size: whole experts; they are cut by tp if left out"
 )
@@ -112,12 +120,26 @@ def settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
     elif recipe == "deepspeed":
         for recomputed, stage, micro in itertools.product(("none", "full"), (1, 2, 3), micros):
             yield {"stage": stage, "kept": recomputed, "micro": micro}
-        for stage in (1, 2, 3):
-            yield {"stage": stage, "kept": "full", "micro": micros[-1], "offload": OFFLOADED}
     else:
-        for recomputed, (tp, pp) in itertools.product(("none", "full"), place.splits):
-            for micro in micros if pp == 1 else micros[-1:]:
-                yield {"tp": tp, "pp": pp, "kept": recomputed, "micro": micro}
+        for recomputed, gradients in (("none", ""), ("full", ""), ("full", LESS_GRADIENTS)):
+            for tp, pp in place.splits:
+                for micro in micros if pp == 1 else micros[-1:]:
+                    yield {"tp": tp, "pp": pp, "kept": recomputed, "micro": micro, "gradients": gradients}
+
+
+def offloading_settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
+    """What a recipe has in reserve for models that fit in no other way: states of its optimizer on the host."""
+    if recipe != "deepspeed":
+        return
+    for stage, micro in itertools.product((1, 2, 3), place.micro_batches):
+        yield {
+            "stage": stage,
+            "kept": "full",
+            "micro": micro,
+            "offload": OFFLOADED,
+            "passes": OFFLOADED_PASSES,
+            "why": "what a step takes the host is shared by all of them",
+        }
 
 
 def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
@@ -131,7 +153,9 @@ def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
         "kernels": kernels(place.shape),
         "experts": _experts(place, chosen.get("tp", 1)),
         "sequence": str(chosen.get("tp", 1) > 1).lower(),
-        "passes": 4 * chosen.get("pp", 1),
+        "passes": 1 if recipe == "deepspeed" else 4 * chosen.get("pp", 1),
+        "why": "micro-batches of a step",
+        "gradients": "",
         "counted": COUNTED if place.counts_ends(chosen.get("pp", 1)) else "",
         "offload": "",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,14 +23,14 @@ class RoomChoice(NamedTuple):
     why: str = ""
 
 
-def with_room(texts: Iterable[str], file: Path) -> RoomChoice:
+def with_room(texts: Iterable[str], file: Path, reserve: Iterable[str] = ()) -> RoomChoice:
     """The first of ``texts`` (the fastest first) that runs out less likely than :data:`UNLIKELY`.
 
-    Where none does, the one that runs out least likely, of equals the last, which keeps least; ``file`` : what paths in
-    them are relative to.
+    Where none does, the first of the ``reserve``, which is far slower; and where that has none either, the one that runs
+    out least likely, of equals the last, which keeps least. ``file`` : what paths in them are relative to.
     """
     best = RoomChoice("", None)
-    for tried, text in enumerate(texts, 1):
+    for tried, text in enumerate(itertools.chain(texts, reserve), 1):
         verdict = _verdict_of_text(text, file)
         if verdict is None:
             best = best if best.verdict else RoomChoice(text, None)
