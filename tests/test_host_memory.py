@@ -19,7 +19,7 @@ from clustersim.studies.what_if.memory_table import table
 
 NAME = "zero3_llama3_8b_2x8_a100"
 AWAY = {"strategy.zero_optimization.offload_optimizer.device": "cpu"}
-NEEDED = 16 * 8_030_261_248 / 2
+NEEDED = 18 * 8_030_261_248 / 2
 """Bytes on each of two nodes."""
 
 
@@ -52,7 +52,7 @@ def test_a_machine_whose_file_does_not_say_is_unknown_and_that_is_said():
     assert verdict.host.state == "unknown"
     assert verdict.state == "fits"
     assert verdict.uncertain
-    assert "host memory unknown: needs 59.83 GiB a node" in str(verdict)
+    assert "host memory unknown: needs 67.31 GiB a node" in str(verdict)
     assert "host memory" not in str(held(scenario.load(NAME)).verdict)
 
 
@@ -64,11 +64,11 @@ def test_nothing_larger_fits_where_the_host_is_too_small(clustersim, tmp_path):
     assert row["largest_micro_batch"] == 0
     assert row["host"] == {"kept_bytes": pytest.approx(NEEDED, rel=1e-6), "room_bytes": 50 * 2**30}
     text = clustersim("memory", NAME, *options).stdout
-    assert "host memory does not fit: needs 59.83 GiB a node, about 89.75 GiB with buffers, of 50 GiB" in text
+    assert "host memory does not fit: needs 67.31 GiB a node, about 101 GiB with buffers, of 50 GiB" in text
     run = json.loads(clustersim("run", NAME, "--json", *options, "--set", "run.steps=1").stdout)
     assert run["fits"] is False
     assert run["memory"]["host"]["verdict"] == "does not fit"
-    assert "if it fitted, but it needs 9.83 GiB more memory than a node's host has" in run["verdict"]
+    assert "if it fitted, but it needs 17.31 GiB more memory than a node's host has" in run["verdict"]
 
 
 def test_a_plan_refuses_what_a_host_has_no_room_for(tmp_path):
@@ -135,10 +135,11 @@ def test_a_tensor_parallel_rank_offloads_its_part_alone():
     assert split.host.kept_bytes == pytest.approx(18 * split.model.parameters, rel=2e-3)
 
 
-@pytest.mark.parametrize(("stage", "passes", "each"), [(1, 1, 18), (2, 1, 18), (2, 4, 20), (3, 4, 16)])
-def test_stages_1_and_2_have_a_16_bit_copy_of_parameters_and_of_accumulated_gradients_on_the_host(stage, passes, each):
+@pytest.mark.parametrize(("stage", "passes", "each"), [(1, 1, 18), (2, 1, 18), (2, 4, 20), (3, 1, 18), (3, 4, 18)])
+def test_hosts_have_16_bit_copies_of_parameters_in_stages_1_and_2_and_of_gradients_that_are_added_to(stage, passes, each):
     """What deepspeed/runtime/zero/stage_1_and_2.py allocates for good: master, gradient and two moments in fp32, and
-    ``param_buffer_of_bit16_for_cpu_offload_groups``; with accumulation ``accumulated_grads_in_cpu``."""
+    ``param_buffer_of_bit16_for_cpu_offload_groups``; with accumulation ``accumulated_grads_in_cpu``. Stage 3 has
+    ``grad_partitions_flat_buffer`` on its optimizer's device in any case."""
     zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
     strategy = {"kind": "zero", "param_dtype": "bf16", "zero_optimization": zero}
     strategy |= {"gradient_accumulation_steps": passes}

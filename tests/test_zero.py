@@ -181,11 +181,37 @@ def test_an_offloaded_optimizer_runs_at_the_speed_of_dram_after_its_gradients_ca
     role = played.roles[0].ops
     (adam,) = [op for op in role if op.phase == "optimizer" and op.step == 1]
     assert adam.stream == "host"
-    assert adam.duration == pytest.approx(6 * N / 8 * 28 * 4 / 100e9)
+    # Gradients are unscaled (8 bytes), Adam runs (28), and parameters are cast to 16 bits (6).
+    assert adam.duration == pytest.approx(6 * N / 8 * (8 + 28 + 6) * 4 / 100e9)
     (home,) = [op for op in role if op.name == "d2h bucket 0" and op.step == 1]
-    assert home.duration == pytest.approx(2 * 6 * N / 8 / 20e9)
+    assert home.duration == pytest.approx(4 * 6 * N / 8 / 20e9)  # in fp32
     (back,) = [op for op in role if op.name == "h2d parameters" and op.step == 1]
     assert back.duration == pytest.approx(2 * 6 * N / 8 / 40e9)
+
+
+@pytest.mark.parametrize(
+    ("stage", "passes", "home", "back"),
+    [
+        (1, 1, 4, 2),
+        (1, 4, 4, 2 + 2),  # gradients pile up on the GPU, and what the host has is added once
+        (2, 1, 4, 2),
+        (2, 4, 3 * 2 + 4, 3 * 2 + 2),
+        (3, 1, 2 + 4, 2 + 2),
+        (3, 4, 4 * 2 + 4, 4 * 2 + 2),
+    ],
+)
+def test_bytes_over_pcie_are_those_of_deepspeeds_own_copies(stage, passes, home, back):
+    """Bytes of each element that a rank owns, in a step. stage_1_and_2.py of 02aa38c3, ``copy_grads_in_partition``:
+    16 bits each way for each micro-step but the last, which sends 32 bits; stage3.py of 007cca6a,
+    ``partition_grads``: 16 bits each way for every micro-step, and 32 bits besides. 16-bit parameters come back."""
+    knobs = config(stage, offload_optimizer={"device": "cpu"}, reduce_bucket_size=2e6)
+    knobs = msgspec.structs.replace(knobs, gradient_accumulation_steps=passes)
+    made = linears(bias=N) if stage == 3 else model()
+    played = program(knobs, made, host_bandwidth=50e9, host_copy_rates=(20e9, 40e9))
+    copies = [op for op in played.roles[0].ops if isinstance(op, Compute) and op.phase == "memcpy" and op.step == 1]
+    own = made.parameters / 8
+    assert sum(op.nbytes for op in copies if op.stream == "d2h") == pytest.approx(home * own)
+    assert sum(op.nbytes for op in copies if op.stream != "d2h") == pytest.approx(back * own)
 
 
 # --- stage 3 -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ That last is where DeepSpeed's own estimate of stages 1 and 2 is higher (``estim
 ``max(4 * total_gpus, 16)`` bytes a parameter, times its factor): 4 bytes a parameter and rank are what ``__init__`` of
 stage_1_and_2.py has on the host for a while, a copy of every 16-bit parameter (``cpu_data``) and a flat one of all of
 them (``flattened_buffer``). It frees both before the first step, and only the ranks of a node share a host, where the
-estimate takes those of all nodes.
+estimate takes those of all nodes. Of stage 3 it is lower by the 16-bit buffer of gradients that an offloaded optimizer
+has (``estimate_zero3_model_states_mem_needs``: 16 bytes a parameter, 18 with parameters on the host).
 """
 
 from __future__ import annotations

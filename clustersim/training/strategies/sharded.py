@@ -20,6 +20,8 @@ D2H_STREAM = "d2h"
 H2D_STREAM = "h2d"
 HOST_STREAM = "host"
 """Copies from and to the device, which PCIe carries at once, and the CPU's own work."""
+GRADIENTS_BACK_STREAM = "h2d gradients"
+"""Gradients that come back from the host to be added to, beside parameters that are fetched."""
 ADAM_HOST_BYTES = 28
 """DRAM traffic of a fused CPU Adam per parameter: reads gradient, weight and both moments in fp32, writes the last
 three; half-precision weights go out as they are made."""
@@ -198,9 +200,10 @@ class Host(msgspec.Struct, frozen=True):
         """:func:`pinned_copy` at these rates."""
         return pinned_copy(ops, name, nbytes, (self.to_host, self.from_host), stream, after)
 
-    def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...]) -> int:
-        """The optimizer on the CPU: bound by DRAM, which all ranks of a node share."""
-        seconds = numel * ADAM_HOST_BYTES * self.ranks / self.dram
+    def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...], beside: float = 0.0) -> int:
+        """The optimizer on the CPU: bound by DRAM, which all ranks of a node share. ``beside`` : bytes of DRAM traffic
+        per parameter that a framework adds to Adam's."""
+        seconds = numel * (ADAM_HOST_BYTES + beside) * self.ranks / self.dram
         name = "optimizer on the CPU"
         phase = "optimizer"
         return ops.add(Compute(name, seconds, HOST_STREAM, after, phase, "host", step=ops.step))

@@ -14,8 +14,9 @@ What is imitated (deepspeed/runtime/zero/stage_1_and_2.py):
   given away gradients after each micro-step, so it reduces every time.
 * The step: an all_reduce of the overflow flag (fp16) and one of the norm, Adam on 1/N of the fp32 masters, and
   all_gather of the 16-bit parameters in calls of ``allgather_bucket_size`` elements.
-* ``offload_optimizer``: each rank's part of the gradients goes to the host as buckets are reduced, Adam runs there at
-  the speed of DRAM, and 16-bit parameters come back. PCIe is a stream of its own at a fixed rate.
+* ``offload_optimizer``: each rank's part of the gradients goes to the host as buckets are reduced, in fp32 for the step
+  and in 16 bits for a later micro-step, which has them back to add to. There they are unscaled, Adam runs at the speed
+  of DRAM, and parameters are cast to 16 bits and come back. PCIe is a stream of its own at a fixed rate.
 
 Stage 3 is in :mod:`clustersim.training.strategies.zero3`.
 """
@@ -59,6 +60,8 @@ class Zero12(Zero):
         if action.kind == "F":
             yield WHOLE
             return
+        self.adds = action.microbatch > 0
+        self.completes = last
         hooks = block.stage == 2 or (last and block.overlaps)
         piled = block.stage == 1 and action.microbatch > 0
         if hooks and piled and i == len(self.final) - 1:

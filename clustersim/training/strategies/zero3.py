@@ -20,7 +20,8 @@ What is imitated (deepspeed/runtime/zero/stage3.py, partitioned_param_coordinato
 * ZeRO++: ``zero_quantized_weights`` gathers int8 and dequantises; ``zero_hpz_partition_size`` gathers backward's
   parameters from a second copy inside a few ranks; ``zero_quantized_gradients`` sends int4 gradients by all_to_all
   inside nodes, then between them, in place of the reduce_scatter.
-* ``offload_param``: shards come over PCIe before they are gathered. ``offload_optimizer`` as in stages 1 and 2.
+* ``offload_param``: shards come over PCIe before they are gathered. ``offload_optimizer`` as in stages 1 and 2, but
+  every micro-step leaves its gradients on the host in 16 bits and has them back.
 """
 
 from __future__ import annotations
@@ -237,6 +238,8 @@ class Zero3(Zero):
     def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """Sub-module after sub-module, as the coordinator lets them run; the first pass only records their order."""
         forward = action.kind == "F"
+        self.adds = action.microbatch > 0
+        self.completes = last
         i = place[1]
         here = self.of_layer[i]
         if forward and not i:

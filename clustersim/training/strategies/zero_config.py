@@ -184,8 +184,8 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         """Bytes that an element has on the host beside its optimizer states: with the optimizer its gradient and its
         master in fp32, with parameters the parameter.
 
-        Stage 3 has a master beside 16-bit parameters alone (deepspeed/runtime/zero/stage3.py,
-        ``fp32_partitioned_groups_flat``). Stages 1 and 2 have one beside any, a copy in the parameters' own type on its
+        Stage 3 has a master beside 16-bit parameters alone, and the gradient in the parameters' type too
+        (deepspeed/runtime/zero/stage3.py, ``fp32_partitioned_groups_flat``, ``grad_partitions_flat_buffer``). Stages 1 and 2 have one beside any, a copy in the parameters' own type on its
         way back to the GPU, and one of the gradients where they are accumulated (stage_1_and_2.py of 02aa38c3,
         ``single_partition_of_fp32_groups``, ``param_buffer_of_bit16_for_cpu_offload_groups``,
         ``accumulated_grads_in_cpu``)."""
@@ -193,7 +193,7 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         if self.zero_optimization.stage < 3:
             copies = 1 + (self.gradient_accumulation_steps > 1)
             return (4.0 + 4.0 + size * copies) * self.offloads_optimizer
-        states = (4.0 + 4.0 * (size < 4)) * self.offloads_optimizer
+        states = (4.0 + 4.0 * (size < 4) + size) * self.offloads_optimizer
         return states + size * self.offloads_parameters
 
     @property

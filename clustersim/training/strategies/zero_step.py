@@ -14,11 +14,19 @@ from clustersim.training.strategies.walk import WholeModelHooks
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 
 
+UNSCALE_HOST_BYTES = 8
+"""DRAM traffic per parameter of ``unscale_and_clip_grads``, which multiplies an offloaded optimizer's fp32 gradients by
+the inverse of loss scale and clipping before Adam reads them, in every step (deepspeed/runtime/zero/stage_1_and_2.py of
+02aa38c3, stage3.py of 007cca6a). DeepSpeed's log of a 10-billion-parameter run has 1,113 ms beside 6,479 of Adam and
+what follows it (docs/_tutorials/zero-offload.md, zero_offload_dp1_10B_log.png)."""
+
+
 @dataclass
 class Zero(WholeModelHooks[ZeroConfig]):
     """The hooks of every stage, on the ranks of dp and cp.
 
     ``filled`` : elements in the bucket. ``reduced``, ``home`` : this step's reductions, and copies to the host.
+    ``adds``, ``completes`` : the pass whose gradients are reduced adds to those of an earlier one, is a step's last.
 
     joined : ``(after) -> after``, what model-parallel ranks do with reduced gradients before their norm.
     lays_whole : a layer's pass is one piece, with what its backward repeats.
@@ -35,6 +43,8 @@ class Zero(WholeModelHooks[ZeroConfig]):
         self.filled = 0
         self.reduced: list[int] = []
         self.home: list[int] = []
+        self.adds = False
+        self.completes = True
 
     def overflows(self, tensor: Tensor) -> bool:
         """Whether a gradient finds no room in the bucket; an empty one takes any."""
@@ -68,8 +78,25 @@ class Zero(WholeModelHooks[ZeroConfig]):
         if not block.overlaps and self.ops.ops[sent].stream != COMPUTE_STREAM:
             self.ops.waits = (sent,)
         if self.config.offloads_optimizer:
-            share = nbytes / self.ranks
-            self.home.append(self.host.copy(self.ops, f"d2h bucket {k}", share, sharded.D2H_STREAM, (sent,)))
+            self._send_home(k, numel / self.ranks, sent)
+
+    def _send_home(self, k: int, numel: float, after: int) -> None:
+        """A rank's part of a bucket to the host's optimizer.
+
+        The last pass of a step sends it in fp32, cast on the GPU. Those before leave it on the host in the parameters'
+        type, whence it comes back to be added to (stage_1_and_2.py of 02aa38c3, ``copy_grads_in_partition``). Stage 3
+        keeps it on the host in that type in every pass, and reads it back from there too (stage3.py of 007cca6a,
+        ``partition_grads``).
+        """
+        third = self.config.zero_optimization.stage == 3
+        dtype = self.config.param_dtype
+        kept = sharded.nbytes(numel, dtype)
+        waits: tuple[int, ...] = (after,)
+        if self.adds or third:
+            stream = sharded.GRADIENTS_BACK_STREAM
+            waits = (self.host.copy(self.ops, f"h2d gradients {k}", kept, stream, waits),)
+        nbytes = (0.0 if self.completes and not third else kept) + (4.0 * numel if self.completes else 0.0)
+        self.home.append(self.host.copy(self.ops, f"d2h bucket {k}", nbytes, sharded.D2H_STREAM, waits))
 
     @abstractmethod
     def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
@@ -110,12 +137,14 @@ class Zero(WholeModelHooks[ZeroConfig]):
     def _update(self, numel: float, after: tuple[int, ...]) -> int:
         """Adam on this rank's part, on the GPU or on the host; returns the op after which 16-bit parameters are there.
 
-        On the GPU, gradients are cast to fp32 and unscaled, and masters back to 16 bits.
+        Gradients are cast to fp32 and unscaled, and masters back to 16 bits. The host casts these before it sends them
+        (stage_1_and_2.py of 02aa38c3, ``step``: ``bit16_partition_buffer.data.copy_``).
         """
         config = self.config
         size = DTYPE_BYTES[self.config.param_dtype]
         if config.offloads_optimizer:
-            done = self.host.adam(self.ops, numel, after)
+            cast = 4.0 + size if size < 4 or config.zero_optimization.stage < 3 else 0.0
+            done = self.host.adam(self.ops, numel, after, UNSCALE_HOST_BYTES + cast)
             if config.offloads_parameters:
                 return done
             return self.host.copy(self.ops, "h2d parameters", numel * size, sharded.H2D_STREAM, (done,))
