@@ -294,12 +294,15 @@ def _wider(use: LinkUse, knob: str) -> Bools:
 
 
 def _early(run: RunGraph) -> list[tuple[int, ...]]:
-    """Needs in which a step's gradients may travel as soon as its first backward op is over."""
+    """Needs in which a step's gradients may travel as soon as its first backward op is over; what updates with them
+    still waits for its last, on whatever stream: an optimizer on the host would else begin before backward ends."""
     ops = run.timeline.ops
     first: dict[tuple[str, int], int] = {}
+    last: dict[tuple[str, int], int] = {}
     for i, op in enumerate(ops):
         if op.phase == "backward":
             first.setdefault((op.role, op.step), i)
+            last[op.role, op.step] = i
     backward = {i for i, op in enumerate(ops) if op.phase in {"backward", "gradient"}}
     needs = []
     for i, op in enumerate(ops):
@@ -308,5 +311,7 @@ def _early(run: RunGraph) -> list[tuple[int, ...]]:
             [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES and dimension(op) in GRADIENTS else []
         )
         freed = {n for n in run.needs[i] if n not in awaited} | ({start} if awaited and start < i else set())
+        if op.phase == "optimizer" and last.get((op.role, op.step), i) < i:
+            freed.add(last[op.role, op.step])
         needs.append(tuple(sorted(freed)))
     return needs
