@@ -136,7 +136,9 @@ def test_a_tensor_parallel_rank_offloads_its_part_alone():
 
 
 @pytest.mark.parametrize(("stage", "passes", "each"), [(1, 1, 18), (2, 1, 18), (2, 4, 20), (3, 1, 18), (3, 4, 18)])
-def test_hosts_have_16_bit_copies_of_parameters_in_stages_1_and_2_and_of_gradients_that_are_added_to(stage, passes, each):
+def test_hosts_have_16_bit_copies_of_parameters_in_stages_1_and_2_and_of_gradients_that_are_added_to(
+    stage, passes, each
+):
     """What deepspeed/runtime/zero/stage_1_and_2.py allocates for good: master, gradient and two moments in fp32, and
     ``param_buffer_of_bit16_for_cpu_offload_groups``; with accumulation ``accumulated_grads_in_cpu``. Stage 3 has
     ``grad_partitions_flat_buffer`` on its optimizer's device in any case."""

@@ -15,6 +15,8 @@ from clustersim.collectives.base import Group, Request
 from clustersim.collectives.host_copies import C2C_SHARE_FROM_HOST, C2C_SHARE_TO_HOST, COPY_SHARE
 from clustersim.core.errors import ScenarioError
 from clustersim.core.program import Compute
+from clustersim.core.units import format_bytes
+from clustersim.explain.volume import host_copies
 from clustersim.model.seconds.host import host_bandwidth
 from clustersim.scenario.run.hosts import host_copy_rates
 
@@ -66,6 +68,21 @@ def copies(changes: dict[str, Any]) -> list[Compute]:
     """A rank's copies in a step with its optimizer on the host."""
     made = scenario.load(NAME, {**AWAY, **changes}).prepare()
     return [op for op in made.program.roles[0].ops if isinstance(op, Compute) and op.phase == "memcpy"]
+
+
+def test_a_run_says_what_its_gpus_copy_to_their_hosts_and_back():
+    """No collective and no link has it; of stage 3 a GPU sends each element it owns in 16 bits and in 32, and gets its
+    gradient and its parameter back."""
+    run = scenario.load(NAME, {**AWAY, "model.options": {"layers": 2}}).run()
+    own = run.prepared.model.parameters
+    to_host, from_host = host_copies(run.timeline, run.summary["steady_steps"])
+    assert to_host == pytest.approx(6 * own, rel=1e-3)
+    assert from_host == pytest.approx(4 * own, rel=1e-3)
+    (note,) = [note for note in run.notes if note.startswith("copied in a step beside collectives")]
+    assert f"{format_bytes(to_host)} to hosts and {format_bytes(from_host)} from them" in note
+    assert f"of each GPU {format_bytes(to_host / 16)} and {format_bytes(from_host / 16)}, at 13.9 GB/s each way" in note
+    plain = scenario.load(NAME, {"model.options": {"layers": 2}}).run()
+    assert not any("beside collectives" in note for note in plain.notes)
 
 
 @pytest.mark.parametrize(

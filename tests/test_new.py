@@ -219,14 +219,19 @@ def test_a_model_is_split_and_its_gradients_are_halved_before_anything_is_left_t
     assert sorted(fp32, reverse=True) == fp32
     assert not fp32[-1]
     away = [tomllib.loads(text)["strategy"] for text in draft.offloading_texts(recipes.USUAL)]
-    assert all(table["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True} for table in away)
+    assert all(
+        table["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True} for table in away
+    )
     assert all(table["gradient_accumulation_steps"] == recipes.OFFLOADED_PASSES for table in away)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["scenario", "--gpu", "A100", "--model", "gpt2"], "taken for A100-SXM4-80GB of hgx-a100; A100 is also A100-SXM4-40GB"),
+        (
+            ["scenario", "--gpu", "A100", "--model", "gpt2"],
+            "taken for A100-SXM4-80GB of hgx-a100; A100 is also A100-SXM4-40GB",
+        ),
         (["plan", "--gpu", "A100"], "--gpu A100: taken for A100-SXM4-80GB"),
         (["topology", "--gpu", "A100-40GB"], "A100-40GB is also A100-PCIe-40GB; it is in aws-p4d"),
         (["topology", "--topology", "hgx-h100", "--gpu", "A100"], "taken for A100-SXM4-40GB of hgx-h100; A100 is also"),

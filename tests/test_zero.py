@@ -438,6 +438,9 @@ def test_the_block_of_deepspeeds_documentation_is_read_unchanged():
         ({"stage": 2, "reduce_bucket": 5}, "unknown field `reduce_bucket`"),
         ({"stage": 2, "offload_param": {"device": "cpu"}}, "offload_param needs stage 3"),
         ({"stage": 3, "offload_param": {"device": "nvme"}}, "'nvme' is not played"),
+        ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param needs offload_optimizer"),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}, r"offload_optimizer.ratio = 0\.3"),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}, "super_offload = true"),
         ({"stage": 2, "reduce_bucket_size": -1}, "reduce_bucket_size"),
         ({"stage": 2, "reduce_bucket_size": 0}, "write how many elements"),
     ],
@@ -445,6 +448,14 @@ def test_the_block_of_deepspeeds_documentation_is_read_unchanged():
 def test_what_cannot_be_played_is_one_clear_error(table, message):
     with pytest.raises(msgspec.ValidationError, match=message):
         config(**table)
+
+
+@pytest.mark.parametrize(("stage", "pinned", "said"), [(2, True, 0), (2, False, 1), (3, True, 0), (3, False, 1)])
+def test_memory_that_is_not_pinned_is_played_as_pinned_and_that_is_said(stage, pinned, said):
+    away = {"device": "cpu", "pin_memory": pinned}
+    notes = config(stage, offload_optimizer=away).notes
+    assert sum("pin_memory" in note for note in notes) == said
+    assert config(2, offload_optimizer={**away, "ratio": 0.3}).offloads_optimizer  # which stage 3 alone reads
 
 
 def test_a_scenario_names_file_field_and_nearest_key():

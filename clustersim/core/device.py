@@ -304,7 +304,8 @@ def other_parts(text: str, taken: Device) -> list[str]:
     """Names of parts that a text could mean as well as the one that was ``taken``: it names their chip, and neither
     their memory nor their board. Raises :class:`TopologyError` where no known chip is named.
 
-    >>> other_parts("A100 80GB", devices()["A100-SXM4-80GB"]), other_parts("A100-SXM4-80GB", devices()["A100-SXM4-80GB"])
+    >>> taken = devices()["A100-SXM4-80GB"]
+    >>> other_parts("A100 80GB", taken), other_parts("A100-SXM4-80GB", taken)
     (['A100-PCIe-80GB'], [])
     """
     words = set(re.findall(r"\d+\s*gb|pcie|sxm", text.lower().replace(" ", "")))

@@ -17,6 +17,24 @@ AT_ONCE = 2**20
 """Transfers that are added up together."""
 
 
+def host_copies(timeline: Timeline, steps: Sequence[int]) -> tuple[float, float]:
+    """Bytes that all GPUs together copy to their hosts in a step, and from them: parameters, gradients and activations.
+
+    Mean over ``steps``; of a simulated timeline, whose copies say by their stream where they go.
+    """
+    wanted = set(steps)
+
+    def nbytes_of(op: OpInfo) -> tuple[float, float]:
+        copied = op.phase == "memcpy" and op.step in wanted
+        return op.nbytes * (copied and op.stream.startswith("d2h")), op.nbytes * (
+            copied and op.stream.startswith("h2d")
+        )
+
+    each = of_each(timeline.ops, nbytes_of, np.float64).reshape(-1, 2)
+    to_host, from_host = (timeline.per_op()["ranks"] @ each / len(steps)).tolist()
+    return to_host, from_host
+
+
 def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], str] | None = None) -> Columns:
     """What a step moves, a row per sort of op, most bytes sent first.
 

@@ -43,7 +43,7 @@ MOST_STAGES = 16
 ENDS = 2
 """Layers that embedding and loss count as."""
 OFFLOADED = (
-    "offload_optimizer = { device = \"cpu\", pin_memory = true }   # states and Adam on the host: nothing else tried fits"
+    'offload_optimizer = { device = "cpu", pin_memory = true }   # states and Adam on the host: nothing else tried fits'
 )
 OFFLOADED_PASSES = 8
 """Micro-batches of a step whose optimizer is on the host: what that takes, far longer than on GPUs, comes once for all

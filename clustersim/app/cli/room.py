@@ -26,8 +26,8 @@ class RoomChoice(NamedTuple):
 def with_room(texts: Iterable[str], file: Path, reserve: Iterable[str] = ()) -> RoomChoice:
     """The first of ``texts`` (the fastest first) that runs out less likely than :data:`UNLIKELY`.
 
-    Where none does, the first of the ``reserve``, which is far slower; and where that has none either, the one that runs
-    out least likely, of equals the last, which keeps least. ``file`` : what paths in them are relative to.
+    Where none does, the first of the ``reserve``, which is far slower; and where that has none either, the one that
+    runs out least likely, of equals the last, which keeps least. ``file`` : what paths in them are relative to.
     """
     best = RoomChoice("", None)
     for tried, text in enumerate(itertools.chain(texts, reserve), 1):

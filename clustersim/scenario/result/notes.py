@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.core.timeline import step_ends
-from clustersim.core.units import format_time
+from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.metrics import steady_window
+from clustersim.explain.volume import host_copies
 from clustersim.model.seconds.conv import is_winograd
 from clustersim.scenario.result.beside_published import beside_published
 from clustersim.scenario.result.trust import trust
@@ -35,6 +36,7 @@ def outcome_notes(result: Result) -> Iterator[str]:
     if not together:
         yield from _unsettled(result)
     yield from _timed_changes(result)
+    yield from _host_copies(result)
     if strategy == "parameter_server" and together:
         yield (
             "parameter_server: workers that end together send together, and those that end apart fill the servers' "
@@ -46,6 +48,20 @@ def outcome_notes(result: Result) -> Iterator[str]:
             "MFU and HFU count direct convolutions; cuDNN runs those of 3x3 and stride 1 in fp32 as Winograd, which "
             "executes up to four times fewer products, so that both may be above 100 %"
         )
+
+
+def _host_copies(result: Result) -> Iterator[str]:
+    """What goes between GPUs and their hosts, which no collective and no link of the tables has."""
+    to_host, from_host = host_copies(result.timeline, result.summary["steady_steps"])
+    if to_host or from_host:
+        both = f"{format_bytes(to_host)} to hosts and {format_bytes(from_host)} from them"
+        workers = result.prepared.mesh.workers
+        each = f"{format_bytes(to_host / workers)} and {format_bytes(from_host / workers)}"
+        rates = [rate for rate in result.prepared.cost.host_copy_rates if rate]
+        pace = (
+            f", at {' and '.join(dict.fromkeys(f'{rate / 1e9:.3g} GB/s' for rate in rates))} each way" if rates else ""
+        )
+        yield f"copied in a step beside collectives: {both}; of each GPU {each}{pace}"
 
 
 def _timed_changes(result: Result) -> Iterator[str]:

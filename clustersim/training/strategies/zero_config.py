@@ -33,6 +33,9 @@ class Offload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     Parameters
     ----------
     device : ``cpu`` or ``none``.
+    pin_memory : whether memory is page-locked; copies are played at that pace, and a note says so where it is not.
+    ratio : of an optimizer's states that are on the host; refused below 1 in stage 3, which alone reads it.
+    super_offload : refused where true.
     others : read as DeepSpeed does, without effect here.
     """
 
@@ -46,11 +49,17 @@ class Offload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     pipeline_read: bool = False
     pipeline_write: bool = False
     fast_init: bool = False
-    ratio: float = 1.0
+    ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    super_offload: bool = False
+    cpuadam_cores_perc: float = 0.8
 
     def __post_init__(self) -> None:
         if self.device == "nvme":
             raise ValueError("device 'nvme' is not played; use 'cpu' or 'none'")
+        if self.on and self.super_offload:
+            raise ValueError(
+                "super_offload = true is not played: leave it out for an optimizer that runs after backward"
+            )
 
     @property
     def on(self) -> bool:
@@ -162,6 +171,15 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         parameters_away = block.offload_param is not None and block.offload_param.on
         if parameters_away and block.stage < 3:
             raise ValueError("zero_optimization.offload_param needs stage 3: smaller stages keep parameters whole")
+        if parameters_away and not self.offloads_optimizer:
+            # The same as stage3.py asserts.
+            raise ValueError("zero_optimization.offload_param needs offload_optimizer: DeepSpeed refuses it without")
+        ratio = 1.0 if block.offload_optimizer is None else block.offload_optimizer.ratio
+        if self.offloads_optimizer and block.stage == 3 and ratio < 1:
+            raise ValueError(
+                f"zero_optimization.offload_optimizer.ratio = {ratio:g}: an optimizer that is in part on the GPU "
+                "(ZeRO-Offload++) is not played; use 1, or no offload_optimizer"
+            )
 
     @property
     def state_dtype(self) -> str:
@@ -185,10 +203,10 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         master in fp32, with parameters the parameter.
 
         Stage 3 has a master beside 16-bit parameters alone, and the gradient in the parameters' type too
-        (deepspeed/runtime/zero/stage3.py, ``fp32_partitioned_groups_flat``, ``grad_partitions_flat_buffer``). Stages 1 and 2 have one beside any, a copy in the parameters' own type on its
-        way back to the GPU, and one of the gradients where they are accumulated (stage_1_and_2.py of 02aa38c3,
-        ``single_partition_of_fp32_groups``, ``param_buffer_of_bit16_for_cpu_offload_groups``,
-        ``accumulated_grads_in_cpu``)."""
+        (deepspeed/runtime/zero/stage3.py, ``fp32_partitioned_groups_flat``, ``grad_partitions_flat_buffer``). Stages 1
+        and 2 have one beside any, a copy in the parameters' own type on its way back to the GPU, and one of the
+        gradients where they are accumulated (stage_1_and_2.py of 02aa38c3, ``single_partition_of_fp32_groups``,
+        ``param_buffer_of_bit16_for_cpu_offload_groups``, ``accumulated_grads_in_cpu``)."""
         size = DTYPE_BYTES[self.param_dtype]
         if self.zero_optimization.stage < 3:
             copies = 1 + (self.gradient_accumulation_steps > 1)
@@ -201,12 +219,15 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         """What is assumed of any stage."""
         if not self.offloads_optimizer:
             return ()
-        text = "zero: copies to and from the host are streams of their own, at one rate whoever copies"
+        texts = ("zero: copies to and from the host are streams of their own, at one rate whoever copies",)
+        away = (self.zero_optimization.offload_optimizer, self.zero_optimization.offload_param)
+        if any(part is not None and part.on and not part.pin_memory for part in away):
+            texts += ("zero: copies are as fast as pinned memory's; without pin_memory = true they are slower",)
         starting = (
             "zero: while it starts, every rank of a node has all parameters on the host twice, in their own type, "
             "before they are shared out: host memory is that of the steps after it"
         )
-        return (text, starting) if self.zero_optimization.stage < 3 else (text,)
+        return (*texts, starting) if self.zero_optimization.stage < 3 else texts
 
     @property
     def offloads_parameters(self) -> bool:

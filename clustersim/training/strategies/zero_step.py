@@ -13,7 +13,6 @@ from clustersim.training.strategies.primitives import collective
 from clustersim.training.strategies.walk import WholeModelHooks
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 
-
 UNSCALE_HOST_BYTES = 8
 """DRAM traffic per parameter of ``unscale_and_clip_grads``, which multiplies an offloaded optimizer's fp32 gradients by
 the inverse of loss scale and clipping before Adam reads them, in every step (deepspeed/runtime/zero/stage_1_and_2.py of
