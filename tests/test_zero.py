@@ -189,6 +189,15 @@ def test_an_offloaded_optimizer_runs_at_the_speed_of_dram_after_its_gradients_ca
     assert back.duration == pytest.approx(2 * 6 * N / 8 / 40e9)
 
 
+@pytest.mark.parametrize(("per_node", "sockets"), [(1, 1), (2, 2), (4, 2)])
+def test_one_process_has_the_memory_of_one_socket(per_node, sockets):
+    knobs = config(2, offload_optimizer={"device": "cpu", "pin_memory": True})
+    ranks = Mesh(np.arange(per_node), per_node)
+    played = program(knobs, ranks=ranks, host_bandwidth=50e9, host_copy_rates=(20e9, 40e9))
+    (adam,) = [op for op in played.roles[0].ops if op.phase == "optimizer" and op.step == 1]
+    assert adam.duration == pytest.approx(6 * N * (8 + 28 + 6) / (sockets * 50e9))
+
+
 @pytest.mark.parametrize(
     ("stage", "passes", "home", "back"),
     [

@@ -51,7 +51,8 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
         (torchao's ``enable_fsdp_float8_all_gather``).
     cpu_offload : shards, gradients and optimizer live on the host.
     pcie_bandwidth : then, of one GPU in one direction; what copies reach of the machine's own links, all GPUs at once,
-        when absent. dram_bandwidth : then, of a node; two sockets of the costs' host when absent.
+        when absent. dram_bandwidth : then, of a node; one socket of the costs' host for each process, two at most, when
+        absent.
     """
 
     version: Literal[1, 2] = 2

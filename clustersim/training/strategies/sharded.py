@@ -220,8 +220,14 @@ def check_bandwidths(pcie_bandwidth: str | None, dram_bandwidth: str | None) -> 
 
 def host(mesh: Mesh, cost: StepCost, pcie_bandwidth: str | None, dram_bandwidth: str | None) -> Host:
     """A :class:`Host` from bandwidths with units, and what the machine's own links and memory give where they are
-    absent; raises :class:`UnitError`. A node has two sockets."""
-    dram = 2.0 * cost.host_bandwidth if dram_bandwidth is None else parse_bandwidth(dram_bandwidth)
+    absent; raises :class:`UnitError`.
+
+    A node has two sockets, and a process's memory is on the one where it was allocated: one process has one socket's.
+    DeepSpeed's log of one GPU on a DGX-2 has 74 GB/s where its two sockets have 205 (docs/_tutorials/zero-offload.md,
+    zero_offload_dp1_10B_log.png: 1,113 ms to unscale 10 billion gradients).
+    """
+    sockets = min(2.0, float(mesh.nproc_per_node))
+    dram = sockets * cost.host_bandwidth if dram_bandwidth is None else parse_bandwidth(dram_bandwidth)
     rates = cost.host_copy_rates if pcie_bandwidth is None else (parse_bandwidth(pcie_bandwidth),) * 2
     return Host(*rates, dram, mesh.nproc_per_node)
 

@@ -156,7 +156,7 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         nothing beside compute.
     param_dtype : of parameters and gradients; 16-bit ones have fp32 masters in the optimizer.
     pcie_bandwidth : of one GPU in one direction; what copies reach of the machine's own links, all GPUs at once, if
-        absent. dram_bandwidth : of a node; two sockets of the costs' host if absent.
+        absent. dram_bandwidth : of a node; one socket of the costs' host for each process, two at most, if absent.
     """
 
     zero_optimization: ZeroOptimization = ZeroOptimization(stage=1)
@@ -219,7 +219,9 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         """What is assumed of any stage."""
         if not self.offloads_optimizer:
             return ()
-        texts = ("zero: copies to and from the host are streams of their own, at one rate whoever copies",)
+        texts: tuple[str, ...] = (
+            "zero: copies to and from the host are streams of their own, at one rate whoever copies",
+        )
         away = (self.zero_optimization.offload_optimizer, self.zero_optimization.offload_param)
         if any(part is not None and part.on and not part.pin_memory for part in away):
             texts += ("zero: copies are as fast as pinned memory's; without pin_memory = true they are slower",)
