@@ -122,6 +122,14 @@ def test_another_bucket_size_saves_nothing_of_an_optimizer_on_the_host():
     assert bound < 0.1
 
 
+def test_a_faster_gpu_copies_no_faster_to_its_host():
+    away = {"strategy.zero_optimization.offload_optimizer.device": "cpu", "strategy.pcie_bandwidth": "1 GB/s"}
+    run = package.load("zero2_llama3_8b_2x8_a100", {**away, "model.options": {"layers": 2}}).run()
+    assert run.summary["compute_s"] < 0.3 * step_time(run.timeline)  # the rest is copies
+    (bound,) = whatif(run.timeline, knobs=("compute speed",))["saving"].tolist()
+    assert bound < 0.2
+
+
 def test_a_knob_that_saves_next_to_nothing_is_said_to():
     said = explain(result("why_slow_gpu").timeline).bounds
     assert "latency /2 would save nothing" in said

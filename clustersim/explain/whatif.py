@@ -37,6 +37,7 @@ from clustersim.explain.graph import GraphNode, RunGraph, graph, queues
 from clustersim.explain.knobs import KNOB_NAMED, KNOBS, WIDER
 from clustersim.explain.late_start import GRADIENTS, reduces
 from clustersim.explain.metrics import steady_window
+from clustersim.explain.occupancy import stays_on_device
 from clustersim.explain.replay import replayed
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
@@ -144,7 +145,7 @@ class _KnobReplay:
         self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
         self._faster = {  # (k, 1) how many times as fast an op could be
             bound: np.array([[factor if bound in KNOB_NAMED[knob].helps else 1.0] for knob in knobs])
-            for bound in {op.bound for op in run.timeline.ops}
+            for bound in {_limit_of(op) for op in run.timeline.ops}
         }
         self._served = _served(run) if "bucket size" in knobs else set[int]()
         # With other kernels or buckets, or with a transfer that ends sooner, a kernel that paid for hidden
@@ -161,7 +162,7 @@ class _KnobReplay:
         seconds = self.run.seconds[op]
         if op in self._served:  # in other pieces, and so perhaps while others still come: _serving has its sum
             return seconds * np.zeros((len(self.knobs), 1))
-        column: Floats = seconds / self._faster[info.bound]
+        column: Floats = seconds / self._faster[_limit_of(info)]
         if "batch" in self.knobs:
             column[self.knobs.index("batch")] = self._of_more_samples(info, seconds)
         lost = self.run.lost.get(op)
@@ -291,6 +292,11 @@ def _wider(use: LinkUse, knob: str) -> Bools:
     links = [i for i in crossed.tolist() if use.link_kinds[i] in KNOB_NAMED[knob].link_kinds]
     mask[links] = [WIDER[knob](use.link_kinds[i], use.link_names[i]) for i in links]
     return mask
+
+
+def _limit_of(op: OpInfo) -> str:
+    """What an op's pace is bound by: of a copy between host and GPU their links, which no faster GPU widens."""
+    return "copy" if op.phase == "memcpy" and not stays_on_device(op) else op.bound
 
 
 def _early(run: RunGraph) -> list[tuple[int, ...]]:
