@@ -148,9 +148,12 @@ def fit_log(log_plays: LogPlays) -> LogFit:
     reason = explained(described, log_plays.played)
     classes = described.classes
     if reason is not None and reason.written:
-        fitted = _fit(reason.times, described.predict({}))
-        if not worse_classes(fitted, classes):
-            return LogFit(reason.times, reason, fitted)
+        as_described = described.predict({})
+        # Constants must not undo what the structure explains; small sizes, which tell no structure, may be worse by it.
+        for fitted in (_fit(reason.times), _fit(reason.times, as_described)):
+            compared = replace(fitted, before=as_described)
+            if not worse_classes(compared, classes):
+                return LogFit(reason.times, reason, compared)
         reason = altered(reason, written=False)
     return LogFit(described, reason, _fit(described))
 

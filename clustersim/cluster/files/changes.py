@@ -98,6 +98,27 @@ def _faster(topology: Topology, links: Bools, factor: float) -> str:
     )
 
 
+OF_NODE = re.compile(r"\bnode(\d+)/")
+"""The node that a part's name begins with."""
+NO_SUCH_NODE = "nothing is changed there"
+"""How the sentence on a change of a node that a cluster does not have ends."""
+
+
+def absent_node(topology: Topology, match: str) -> str:
+    """A sentence on a change of a node that a cluster of so few nodes does not have, though its nodes have such a part;
+    empty where the cluster has the node, or no node has the part: a topology file is of any number of nodes."""
+    last = topology.n_nodes - 1
+    numbers = [int(number) for number in OF_NODE.findall(match)]
+    if not numbers or max(numbers) <= last:
+        return ""
+    inside = OF_NODE.sub(lambda name: name[0] if int(name[1]) <= last else FIRST_NODE, match)
+    try:
+        links_of(topology, inside)
+    except TopologyError:
+        return ""
+    return f"{match}: this cluster has {several(topology.n_nodes, 'node')}, the first is node0; {NO_SUCH_NODE}"
+
+
 def links_of(topology: Topology, match: str) -> list[int]:
     """Links that a ``match`` names. Raises :class:`TopologyError` where it names none."""
     matched: list[int] = np.flatnonzero(_links(topology, match, _vertices(topology, match))).tolist()

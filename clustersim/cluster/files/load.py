@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from clustersim.cluster.files import fitted, measured, networks, reading, schema
-from clustersim.cluster.files.changes import Change, change
+from clustersim.cluster.files.changes import Change, absent_node, change
 from clustersim.cluster.files.draft import TopologyDraft
 from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.node import Ends, NodeBuild, Wire, add_wires, build_node, traits_of, wire_columns
@@ -82,8 +82,17 @@ def _built(path: Path, nodes: int | None, device: str | Device | None, fabric: T
     if device is not None:
         types = {id(t): _with_gpu(t, device) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
-    changes = [change for spec, _ in reversed(chain) for change in spec.changes]
-    return change(topology, *(_change(spec, f"{path}: $.changes[{i}]") for i, spec in enumerate(changes)))
+    specs = [change for spec, _ in reversed(chain) for change in spec.changes]
+    changes = [_change(spec, f"{path}: $.changes[{i}]") for i, spec in enumerate(specs)]
+    return _changed(topology, changes, any_size=not (spec.vertices or spec.links or spec.nodes))
+
+
+def _changed(topology: Topology, changes: Sequence[Change], *, any_size: bool) -> Topology:
+    """After the changes of its files. A file of a cluster of ``any_size`` may name a node that is not among so few."""
+    absent = [absent_node(topology, change.match) if any_size else "" for change in changes]
+    if any(absent):
+        topology = replace(topology, assumed=(*topology.assumed, *filter(None, absent)))
+    return change(topology, *(change for change, sentence in zip(changes, absent, strict=True) if not sentence))
 
 
 def _with_gpu(node: NodeType, gpu: str | Device) -> NodeType:
