@@ -579,6 +579,27 @@ def test_shipped_files_are_valid_toml_named_after_themselves() -> None:
         assert tomllib.loads(path.read_text(encoding="utf-8"))["name"] == path.stem
 
 
+def test_a_change_of_a_node_that_a_cluster_does_not_have_is_told_and_one_of_no_part_is_refused(tmp_path: Path) -> None:
+    """A calibrated file with a slow NIC in its second node was of no use for one node."""
+    text = 'name = "m"\nextends = "hgx-h100"\n[[changes]]\nmatch = "node1/nic0 -> leaf0"\nfactor = 0.5\n'
+    alone = fabrics.load(write(tmp_path, text))
+    assert alone.hidden_factor is None
+    told = "node1/nic0 -> leaf0: this cluster has 1 node, the first is node0; nothing is changed there"
+    assert alone.assumed == (told,)
+    assert f"assumed: {told}" in fabrics.check(alone).warnings
+    two = fabrics.load(write(tmp_path, text), 2)
+    assert not two.assumed
+    (slow,) = np.flatnonzero(two.hidden_factor != 1.0).tolist()
+    assert two.rate_words(slow) == "what it delivers, 0.5 of its line rate"
+    assert two.rate_words(slow - 1) == "its line rate"
+    for wrong in ("node1/nik0", "node1/nic0 -> leef0"):
+        with pytest.raises(TopologyError, match="no vertex matches"):
+            fabrics.load(write(tmp_path, text.replace("node1/nic0 -> leaf0", wrong)))
+    mixed = 'name = "m"\nnodes = [{type = "hgx-h100", count = 2}]\n[fabric]\nkind = "none"\n'
+    with pytest.raises(TopologyError, match="no vertex matches 'node2/nic0'"):
+        fabrics.load(write(tmp_path, mixed + '[[changes]]\nmatch = "node2/nic0"\nfactor = 0.5\n'))
+
+
 def test_what_a_part_delivers_is_not_taken_for_a_port_s_rate(tmp_path: Path) -> None:
     change = '\n[[changes]]\nmatch = "node1/nic0"\nfactor = 0.5\nsource = "planted"\n'
     text = 'name = "m"\nextends = "hgx-h100"\n' + change

@@ -53,10 +53,10 @@ def told(planted: Structure, kind: str = "all_reduce"):
         (Structure("1", {"nvls": False}), "NVLS off"),
         (Structure("2", changes=tuple(Change(f"node*/nic{i}", remove=True) for i in (1, 3, 5, 7))), "4 of 8 NICs"),
         (Structure("3", changes=(Change("node*/nic*", bandwidth=12.5e9),)), "a quarter of its rate"),
-        (Structure("4", changes=(Change("node1/nic2", factor=0.3),)), "slowest NIC carries 0.30"),
+        (Structure("4", changes=(Change("node1/nic2", factor=0.3),)), "slowest NIC at 0.30"),
         (Structure("5", {"net": "ib_host"}), "no GPUDirect"),
         (Structure("6", algorithms="Ring"), "rings alone"),
-        (Structure("9", {"nvls": False}, (Change("node1/nic2", factor=0.3),)), "and the slowest NIC carries 0.30"),
+        (Structure("9", {"nvls": False}, (Change("node1/nic2", factor=0.3),)), "and the slowest NIC at 0.30"),
         (Structure("10", changes=(Change("node1/nic2", factor=0.3),), algorithms="Ring"), "and the slowest NIC"),
     ],
 )
@@ -94,7 +94,7 @@ def test_what_nothing_explains_is_said():
     times = played(AS_DESCRIBED, [1.0] * len(SIZES), "all_reduce")
     expected = times.predict({})
     for factor, told in ((1.05, 0), (1.15, 0), (1.25, 1), (1.5, 2), (0.5, 2)):
-        said = list(unexplained(times.classes, factor * expected, expected))
+        said = list(unexplained(times.classes, factor * expected, expected, "NVLS off"))
         assert len(said) == told
         assert all(f"{factor:.2f} times those expected" in line for line in said)
 
@@ -135,7 +135,7 @@ def test_a_log_stands_beside_what_its_machine_should_do(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert not done.value.code
     assert sum(line.startswith("all_reduce") for line in printed.splitlines()) == len(SIZES)
-    assert "slowest NIC carries 0.30" in printed
+    assert "slowest NIC at 0.30" in printed
 
 
 def test_a_log_stands_beside_a_calibrated_machine_as_it_is_calibrated(tmp_path):

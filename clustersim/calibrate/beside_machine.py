@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import msgspec
 
 from clustersim.calibrate.fit.of_logs import nccl_times, skipped_words
-from clustersim.calibrate.fit.structures import alike_words, errors_by_class, explained, reason_words, unexplained
+from clustersim.calibrate.fit.structures import (
+    alike_words,
+    errors_by_class,
+    explained,
+    reason_words,
+    tried_words,
+    unexplained,
+)
+from clustersim.calibrate.fit.untold import contradictions, taken_for_granted
 from clustersim.collectives import fitted as fitting
 from clustersim.core.errors import TraceError
 from clustersim.core.units import format_bytes, format_time
@@ -35,7 +43,8 @@ class BesideMachine(msgspec.Struct, frozen=True):
         whether those of the time model are as shipped, or fitted to the machine, and when.
     explained : what the machine is, if not as its file says; with it and without, ``error`` and ``described`` are the
         median error above 64 KiB. alike : what explains the log as well. unexplained : sentences on classes that are
-        far off, and why is not known. skipped : rows left out, by reason.
+        far off, and why is not known. skipped : rows left out, by reason. doubts : what the log does not say and what
+        is taken instead, and where logs contradict each other.
     """
 
     topology: str
@@ -48,6 +57,7 @@ class BesideMachine(msgspec.Struct, frozen=True):
     alike: tuple[str, ...] = ()
     unexplained: tuple[str, ...] = ()
     skipped: dict[str, int] = {}
+    doubts: tuple[str, ...] = ()
 
 
 def beside_machine(samples: Samples, topology: str) -> BesideMachine:
@@ -55,7 +65,8 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
 
     Raises :class:`TraceError` where no row can be played there, with the reasons.
     """
-    fitted = fitting.load(topology).calibration
+    machine = fitting.load(topology)
+    fitted = machine.calibration
     times, skipped = nccl_times(samples, topology, as_shipped=False)
     if not times.rows:
         raise TraceError(f"{samples.source}: no row that can be played on {topology}; {skipped_words(skipped)}")
@@ -68,9 +79,10 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
         rows.append(ExpectedRow(request.kind, size, row.nbytes, row.seconds, seconds, pick.algorithm, pick.protocol))
     reason = explained(times, lambda structure: nccl_times(samples, topology, None, structure, as_shipped=False)[0])
     constants = "as shipped" if fitted is None else f"as fitted {fitted.provenance.date}".rstrip()
-    beside = BesideMachine(topology, rows, errors_by_class(times, expected), constants, skipped=skipped)
+    doubts = (*taken_for_granted(samples, machine), *contradictions(times.rows))
+    beside = BesideMachine(topology, rows, errors_by_class(times, expected), constants, skipped=skipped, doubts=doubts)
     if reason is None:
-        sentences = tuple(unexplained(times.classes, times.measured, expected))
+        sentences = tuple(unexplained(times.classes, times.measured, expected, tried_words(times)))
         return msgspec.structs.replace(beside, unexplained=sentences)
     return msgspec.structs.replace(
         beside,
@@ -92,6 +104,7 @@ def lines(beside: BesideMachine) -> Iterator[str]:
         yield f"{row.kind:16s} {row.ranks:>5d} {format_bytes(row.bytes):>10s} {times} {ratio}  {runs}"
     errors = "; ".join(f"{name} {error:.1%}" for name, error in beside.errors.items())
     yield f"median |error|: {errors}"
+    yield from (f"note: {sentence}" for sentence in beside.doubts)
     if beside.explained:
         yield reason_words(beside.explained, beside.described, beside.error)
     yield from alike_words(beside.alike)

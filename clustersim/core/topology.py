@@ -218,6 +218,11 @@ class Topology(Keeper):
         """``"node0/gpu1 -> node0/nvswitch2"``."""
         return f"{self.vertex_names[self.link_src[link]]} -> {self.vertex_names[self.link_dst[link]]}"
 
+    def rate_words(self, link: int) -> str:
+        """What a share of :attr:`link_bandwidth` is a share of: ``"its line rate"``, unless a link delivers less."""
+        delivered = 1.0 if self.hidden_factor is None else float(self.hidden_factor[link])
+        return "its line rate" if delivered == 1.0 else f"what it delivers, {delivered:.2g} of its line rate"
+
 
 def route_latency(topology: Topology, route: Sequence[int]) -> float:
     """Seconds for a first byte to cross a route: the sum over its links."""

@@ -139,7 +139,8 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     from its file, with the median error of rows above 64 KiB as it is ``described`` and so; ``written`` to the
     topology file; ``alike``, what explains the rows as well. unexplained :
     sentences on sizes that are far off as the file describes the machine, and why is not known. measured : of NCCL's
-    collectives, what the rows are of; ``missing``, what they are not of."""
+    collectives, what the rows are of; ``missing``, what they are not of. doubts : what logs do
+    not say and what is taken instead, and where they contradict each other."""
 
     constants: list[ConstantEstimate]
     errors: dict[str, FitErrors]
@@ -157,6 +158,7 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     unexplained: tuple[str, ...] = ()
     measured: tuple[MeasuredSpan, ...] = ()
     missing: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 def _said(calibrated: Calibrated) -> CalibrationReport:
@@ -178,6 +180,7 @@ def _said(calibrated: Calibrated) -> CalibrationReport:
         share=min(fit.share for fit in calibrated.fits),
         measured=spans,
         missing=tuple(missing_words(spans)) if spans else (),
+        doubts=calibrated.doubts,
         **_explanation(calibrated),
     )
 
@@ -191,7 +194,9 @@ def _explanation(calibrated: Calibrated) -> dict[str, Any]:
     if reason is None:
         fit = calibrated.fits[0]
         classes = [size_class(size) for size in calibrated.sizes] if fit.part == "nccl" else []
-        return {"unexplained": tuple(unexplained(classes, fit.measured, fit.before, fit.after)) if classes else ()}
+        if not classes:
+            return {}
+        return {"unexplained": tuple(unexplained(classes, fit.measured, fit.before, calibrated.tried, fit.after))}
     return {
         "explained": reason.structure.words,
         "described": reason.described,
@@ -254,6 +259,7 @@ def _cells(constant: ConstantEstimate) -> Iterator[str]:
 def _lines(report: CalibrationReport) -> Iterator[str]:
     from clustersim.calibrate.fit.structures import alike_words, reason_words
 
+    yield from (f"note: {sentence}" for sentence in report.doubts)
     if report.explained:
         outcome = "it is written, and constants are fitted beside it" if report.written else NOT_WRITTEN
         yield f"{reason_words(report.explained, report.described, report.error)}; {outcome}"

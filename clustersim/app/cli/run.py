@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from clustersim.app.cli.fitting import Terminal
     from clustersim.core.arrays import Columns
     from clustersim.core.outputs import Folder
+    from clustersim.core.topology import Topology
     from clustersim.explain.where import StageSeconds
     from clustersim.scenario import Scenario
     from clustersim.scenario.result import Result
@@ -173,7 +174,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     if (experts := mixture(result.timeline, result.facts())) is not None:
         console.say(experts.headed)
     _print_volume(console, result.volume)
-    _print_links(console, result.summary["hottest_links"])
+    _print_links(console, result.summary["hottest_links"], result.prepared.topology)
     console.say(*(result.of_strategy.lines() if result.of_strategy else ()), *(f"- {note}" for note in result.notes))
     if out is not None:
         trace = f"trace.json.gz ({rank_words(traced, result.timeline.world_size)}; open it at ui.perfetto.dev)"
@@ -207,21 +208,24 @@ def _calls(count: float) -> str:
     return f"{count:,.0f}" if abs(count - round(count)) < 1e-9 else f"{count:,.4g}" if count < 1000 else f"{count:,.1f}"
 
 
-def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> None:
+def _print_links(console: Terminal, links: list[tuple[str, float, float]], topology: Topology) -> None:
     """``links`` : (name, utilisation, bytes a step), busiest first."""
+    import numpy as np
     from rich.markup import escape
 
     from clustersim.core.figures import value_text
 
+    slow = [] if topology.hidden_factor is None else np.flatnonzero(topology.hidden_factor != 1.0).tolist()
+    slow_words = {topology.link_name(link): topology.rate_words(link) for link in slow}
     like: dict[tuple[frozenset[str], str], list[tuple[str, float]]] = {}
     for name, used, moved in links:  # both directions of a cable, and links that differ by a number, are told once
         ends = frozenset(re.sub(r"\d+", "#", name).split(" -> "))
-        like.setdefault((ends, value_text(used, "percent")), []).append((name, moved))
+        like.setdefault((ends, f"{value_text(used, 'percent')} of {slow_words.get(name, 'its line rate')}"), []).append(
+            (name, moved)
+        )
     for (_, share), alike in list(like.items())[:3]:
         (name, moved), alike_text = alike[0], " and others like it" if len(alike) > 1 else ""
-        console.print(
-            f"busy link: {escape(name)}{alike_text}, {share} of its line rate ({value_text(moved, 'bytes')} a step)"
-        )
+        console.print(f"busy link: {escape(name)}{alike_text}, {share} ({value_text(moved, 'bytes')} a step)")
 
 
 def _print_where(console: Terminal, rows: Sequence[StageSeconds]) -> None:

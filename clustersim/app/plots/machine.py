@@ -268,4 +268,4 @@ def alt_of(topology: Topology, loads: Floats) -> str:
     if not len(loads) or loads.max() <= 0:
         return f"{start} No link carries anything."
     top = int(np.argmax(loads))
-    return f"{start} The busiest is {topology.link_name(top)} at {loads[top]:.1%} of its line rate."
+    return f"{start} The busiest is {topology.link_name(top)} at {loads[top]:.1%} of {topology.rate_words(top)}."

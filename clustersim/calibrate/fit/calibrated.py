@@ -29,7 +29,8 @@ class Calibrated:
     held_out : (n,) |relative error| of a part's rows, each predicted from the other half of the sizes. noise : see
         :func:`clustersim.calibrate.captured.noise`.
     sizes : (n,) bytes of NCCL's rows; empty without. skipped : rows left out, by reason. explained : how the machine
-        differs from its file, if it does.
+        differs from its file, if it does; ``tried``, what was played to find that out. doubts : sentences on what logs
+        do not say and what is taken instead, and on logs that contradict each other.
     """
 
     fits: tuple[FitResult, ...]
@@ -40,6 +41,8 @@ class Calibrated:
     sizes: Floats = field(default_factory=lambda: np.empty(0))
     skipped: Mapping[str, int] = field(default_factory=dict)
     explained: Explained | None = None
+    tried: str = ""
+    doubts: tuple[str, ...] = ()
 
 
 def topology_text(calibrated: Calibrated, name: str, extends: str) -> str:

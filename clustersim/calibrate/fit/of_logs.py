@@ -16,7 +16,8 @@ from msgspec.structs import replace as altered
 from clustersim.calibrate.fit.calibrated import Calibrated, halves
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
-from clustersim.calibrate.fit.structures import Explained, Structure, explained
+from clustersim.calibrate.fit.structures import SMALL, Explained, Structure, explained, tried_words
+from clustersim.calibrate.fit.untold import contradictions, nodes_of, taken_for_granted
 from clustersim.calibrate.validate_nccl import nccl_version, pin
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
@@ -59,6 +60,7 @@ def calibrate_logs(
     Raises :class:`TraceError` for a file that cannot be read, or fewer than :data:`FEWEST` rows that can be fitted,
     with the reasons.
     """
+    traces.files.files_of(paths)  # a log that is given twice would count twice
     samples = joined([_samples(path, format) for path in paths])
     log_plays = LogPlays(samples, topology, nodes)
     described, skipped = log_plays.described()
@@ -87,6 +89,8 @@ def calibrate_logs(
         sizes=np.array([row.nbytes for row in times.rows]),
         skipped=skipped,
         explained=log_fit.explained,
+        tried=tried_words(described),
+        doubts=(*taken_for_granted(samples, fabrics.load(topology), nodes), *contradictions(described.rows)),
     )
 
 
@@ -149,9 +153,10 @@ def fit_log(log_plays: LogPlays) -> LogFit:
     classes = described.classes
     if reason is not None and reason.written:
         as_described = described.predict({})
-        # Constants must not undo what the structure explains; small sizes, which tell no structure, may be worse by it.
-        for fitted in (_fit(reason.times), _fit(reason.times, as_described)):
-            compared = replace(fitted, before=as_described)
+        # Constants must not undo what the structure explains; of small sizes, which tell none, nothing is explained.
+        told = np.where(np.array(classes) == SMALL, as_described, reason.times.predict({}))
+        for before in (told, as_described):
+            compared = replace(_fit(reason.times, before), before=as_described)
             if not worse_classes(compared, classes):
                 return LogFit(reason.times, reason, compared)
         reason = altered(reason, written=False)
@@ -308,7 +313,7 @@ def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> Measured
         raise TraceError("a row that does not say how many ranks, or has one")
     if sample.at_once > 1:
         raise TraceError("a row of several groups at once")
-    count = sample.nodes or nodes or math.ceil(sample.ranks / groups.gpus_per_node)
+    count = nodes_of(sample, groups.machine, nodes)
     version = nccl_version(sample.version) or usual_version(groups.machine)
     group = groups.of(sample.ranks, count, sample.launch or usual_launch(groups.machine, count), version)
     request = Request(

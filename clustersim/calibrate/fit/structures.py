@@ -45,7 +45,6 @@ ROUNDS = 8
 LARGE = size_class(math.inf)
 SMALL = size_class(0.0)
 """The class that says nothing of structure: its times are the host's."""
-TRIED = "NVLS off, rings alone; between nodes fewer, slower and faster NICs, and no GPUDirect"
 
 
 class Structure(msgspec.Struct, frozen=True):
@@ -124,7 +123,7 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     bandwidth = before.get(LARGE, 0.0)
     if not large or max(large.values()) < NOTABLE:
         return None
-    machine = max((row.choice.group.topology for row in described.rows), key=lambda topology: topology.n_nodes)
+    machine = _largest(described)
     singles: list[PlayedStructure] = []
     slowest = () if bandwidth < NOTABLE else _slowest(AS_DESCRIBED, described, machine, played)
     for structure in (*_candidates(machine), *slowest):
@@ -142,7 +141,22 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     least = min(fit.error for fit in fitting)
     best, *alike = [fit for fit in fitting if fit.error <= max(AS_WELL * least, least + 0.01)]
     alike_texts = tuple(other.structure.words for other in alike)
+    # A rate that is fitted is bound to leave less than a part that is gone, whose wires explain large messages as well.
+    wired = [single for single in singles if single.wires and single is not best and single not in alike]
+    alike_texts += tuple(f"{single.structure.words}, which leaves {single.error:.0%}" for single in wired)
     return Explained(best.structure, _mean(before), best.error, alike_texts, best.times, not best.structure.algorithms)
+
+
+def tried_words(described: NcclTimes) -> str:
+    """What :func:`explained` plays of a log's machine, whose rows are ``described`` as its file has it."""
+    machine = _largest(described)
+    kind = machine.node_types[0]
+    words = [*(["NVLS off"] if kind.nvls else []), "rings alone"]
+    if machine.n_nodes > 1 and _nics(machine):
+        words += ["no GPUDirect"] if kind.net == "ib" else []
+        bandwidth = errors_by_class(described, described.predict({})).get(LARGE, 0.0)
+        words += ["fewer, slower and faster NICs", "one slow NIC"] if bandwidth >= NOTABLE else []
+    return ", ".join(words)
 
 
 class PlayedStructure:
@@ -189,11 +203,11 @@ def reason_words(structure_words: str, described: float, error: float) -> str:
 
 
 def unexplained(
-    classes: Sequence[str], measured: Floats, expected: Floats, fitted: Floats | None = None
+    classes: Sequence[str], measured: Floats, expected: Floats, tried: str, fitted: Floats | None = None
 ) -> Iterator[str]:
     """Of each class of sizes above 64 KiB that is further off than nine in ten published logs, where no structure
     explains it: by how much, and what to look at. Without it a log that is 1.4 times slower than expected passes for
-    one that is as described. ``fitted`` : (n,) seconds after a fit."""
+    one that is as described. ``tried`` : :func:`tried_words`. ``fitted`` : (n,) seconds after a fit."""
     of_row = np.array(classes)
     for name in dict.fromkeys(classes):
         ratios = (measured / expected)[of_row == name]
@@ -203,7 +217,7 @@ def unexplained(
             before = "" if fitted is None else "before the fit "
             yield (
                 f"{name}: {before}off by {error:.0%} in the median{after}, measured times are "
-                f"{np.median(ratios):.2f} times those expected, and nothing that was tried explains it ({TRIED}). "
+                f"{np.median(ratios):.2f} times those expected, and nothing that was tried explains it ({tried}). "
                 f"{log_words(name)} of what is expected: the machine may be another or busy, or the prediction wrong"
             )
 
@@ -280,7 +294,7 @@ def _slowest(
         factor *= ratio
         if not 0.02 < factor < 0.95:
             return
-        slower = f"the slowest NIC carries {factor:.2f} of its rate"
+        slower = f"the slowest NIC at {factor:.2f} of its rate"
         structure = altered(
             beside,
             words=f"{beside.words} and {slower}" if beside.words else slower,
@@ -290,6 +304,11 @@ def _slowest(
         if abs(ratio - 1.0) < 0.01:
             break
     yield structure
+
+
+def _largest(times: NcclTimes) -> Topology:
+    """The machine of the run on most nodes."""
+    return max((row.choice.group.topology for row in times.rows), key=lambda topology: topology.n_nodes)
 
 
 def _nics(machine: Topology) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -31,7 +32,8 @@ _GZIP = b"\x1f\x8b"
 def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files named, and what is directly inside the folders named but pictures and pages.
 
-    Raises :class:`TraceError` for a missing one.
+    Raises :class:`TraceError` for a missing one, and for one that is named twice: it says no more than once, and
+    another was meant.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     all_files: list[Path] = []
@@ -49,7 +51,11 @@ def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
             raise TraceError(f"{short(str(path))}: no such file")
     if not all_files:
         raise TraceError("no trace file was named")
-    return list(dict.fromkeys(all_files))
+    twice = [path for path, times in Counter(path.absolute() for path in all_files).items() if times > 1]
+    if twice:
+        first = next(path for path in all_files if path.absolute() == twice[0])
+        raise TraceError(f"{first}: named twice, by itself or in a folder; name each file once")
+    return all_files
 
 
 def _inputs(inside: list[Path]) -> list[Path]:

@@ -19,7 +19,8 @@ from clustersim.core.units import format_bytes
 
 class ServerReport(msgspec.Struct, frozen=True):
     """A server: its rank and where it sits, the ``busy`` share of its own work, bytes in and out a step, and the share
-    of line rate of its busiest link in each direction."""
+    of line rate of its busiest link in each direction; shares of the whole run, where figures of a run are of its
+    steady state."""
 
     rank: int
     vertex: str
@@ -49,8 +50,8 @@ class ServerFigures(msgspec.Struct, frozen=True):
         for server in self.servers:
             moved = f"{format_bytes(server.bytes_in)} in and {format_bytes(server.bytes_out)} out a step"
             busiest = max(server.link_use_in, server.link_use_out)
-            used = f"{server.busy:.0%} busy with them, its busiest link used at {busiest:.0%}"
-            yield f"server at {server.vertex}: {moved}, {used}"
+            used = f"{server.busy:.0%} busy with them and its busiest link used at {busiest:.0%}"
+            yield f"server at {server.vertex}: {moved}, {used}, both over the whole run, its first step included"
 
 
 def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> ServerFigures:
