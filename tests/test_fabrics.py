@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -598,6 +599,32 @@ def test_a_change_of_a_node_that_a_cluster_does_not_have_is_told_and_one_of_no_p
     mixed = 'name = "m"\nnodes = [{type = "hgx-h100", count = 2}]\n[fabric]\nkind = "none"\n'
     with pytest.raises(TopologyError, match="no vertex matches 'node2/nic0'"):
         fabrics.load(write(tmp_path, mixed + '[[changes]]\nmatch = "node2/nic0"\nfactor = 0.5\n'))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"routing": "magic"}, "unknown routing 'magic'"),
+        ({"port_latency": "3 us"}, "port_latency is a number of seconds, such as 3e-7, not '3 us'"),
+        ({"switch_latency": -1.0}, "switch_latency is a number of seconds"),
+    ],
+)
+def test_a_network_made_in_python_is_checked_as_one_of_a_file(knobs: dict[str, object], message: str) -> None:
+    """An unknown routing was played as another one, without a word."""
+    node = fabrics.node("hgx-a100")
+    with pytest.raises(TopologyError, match=message):
+        fabrics.rail_optimised([node] * 2, **knobs)
+    with pytest.raises(TopologyError, match="at least one node"):
+        fabrics.rail_optimised([])
+    with pytest.raises(TopologyError, match=r"what fabrics.node\(name\) gives, not 'hgx-a100'"):
+        fabrics.fat_tree(["hgx-a100"] * 2)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -5.0, math.nan, "200 Gb/s"])
+def test_a_line_rate_that_is_none_is_refused_in_python_as_in_a_file(bandwidth: float) -> None:
+    """0 changed nothing, and -5 made a link of -5 bytes/s."""
+    with pytest.raises(TopologyError, match="must be a number of bytes/s above zero"):
+        fabrics.change(fabrics.load("hgx-a100"), Change("node0/nic0", bandwidth=bandwidth))
 
 
 def test_what_a_part_delivers_is_not_taken_for_a_port_s_rate(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.blocks import AT_ONCE, Block, Columns, RankSets, joined, no_rows, totals
 from clustersim.core.cards import card
+from clustersim.core.errors import ProgramError
 from clustersim.core.label import Label
 from clustersim.core.memo import Keeper
 from clustersim.core.op_infos import OpInfo, kinds, of_each
@@ -235,8 +236,13 @@ class Timeline(Keeper):
 
         ``ranks`` None means all of them. ``labels`` : with what each span was, :data:`SPAN_LABELS`, as columns of
         texts and numbers; -1 and empty where there is none. The dict goes straight into ``pandas.DataFrame``.
+
+        Raises :class:`ProgramError` for a rank that the run does not have.
         """
         wanted = np.arange(self.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
+        unknown = wanted[(wanted < 0) | (wanted >= self.world_size)].tolist()
+        if unknown:
+            raise ProgramError(f"no rank {unknown[0]}: the run has ranks 0 to {self.world_size - 1}")
         parts = [_by_start(sheet) for sheet in self.sheets(wanted)]
         columns = [np.concatenate(column) for column in zip(no_rows(), *parts, strict=True)]
         order = np.argsort(columns[0], kind="stable")  # sheets hold whole ranks

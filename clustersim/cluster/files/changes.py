@@ -128,11 +128,20 @@ def links_of(topology: Topology, match: str) -> list[int]:
 def _check(topology: Topology, change: Change) -> None:
     if sum((change.factor is not None, change.bandwidth is not None, change.remove)) != 1:
         raise TopologyError(f"{topology.name}: change of {change.match!r} needs one of factor, bandwidth or remove")
+    if change.bandwidth is not None and not _is_rate(change.bandwidth):
+        raise TopologyError(
+            f"{topology.name}: bandwidth {change.bandwidth!r} of {change.match!r} must be a number of bytes/s above zero, "
+            "such as 25e9 for 200 Gb/s; use remove for a dead part"
+        )
     if change.factor is not None and not 0 < change.factor < float("inf"):
         raise TopologyError(
             f"{topology.name}: factor {change.factor} of {change.match!r} must be above zero; use remove for a dead "
             f"part"
         )
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < float("inf")
 
 
 def _matching(names: Iterable[str], pattern: str) -> list[int]:

@@ -12,14 +12,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from clustersim.cluster.files.draft import ClusterPorts, TopologyDraft, lay
 from clustersim.cluster.files.node import NodeBuild
-from clustersim.cluster.files.schema import OWN, Dragonfly, FabricSpec, FatTree, NoFabric, OneSwitch, RailOptimised
-from clustersim.core.errors import TopologyError
+from clustersim.cluster.files.schema import (
+    OWN,
+    Dragonfly,
+    FabricSpec,
+    FatTree,
+    NoFabric,
+    OneSwitch,
+    RailOptimised,
+    Routing,
+)
+from clustersim.core.errors import TopologyError, nearest
 from clustersim.core.topology import Ints, Topology
 
 ADAPTIVE = "adaptive"
@@ -27,6 +36,7 @@ ADAPTIVE = "adaptive"
 
 def join(nodes: Sequence[NodeBuild], spec: FabricSpec, name: str) -> Topology:
     """Nodes joined as a fabric says. Raises :class:`TopologyError` for numbers that make no network."""
+    _check_own(nodes, spec)
     draft = lay(nodes)
     kind = str(spec.__struct_config__.tag)
     if isinstance(spec, NoFabric):
@@ -38,6 +48,23 @@ def join(nodes: Sequence[NodeBuild], spec: FabricSpec, name: str) -> Topology:
     if len(draft.ports):
         build(draft, spec, name)
     return draft.topology(name, kind, spec.routing, spec.sharp)
+
+
+def _check_own(nodes: Sequence[NodeBuild], spec: FabricSpec) -> None:
+    """Raise :class:`TopologyError` for what a Python caller may give, and a file that was read cannot say."""
+    for node in nodes:
+        if not isinstance(node, NodeBuild):
+            raise TopologyError(f"a node is what fabrics.node(name) gives, not {node!r}")
+    if not nodes:
+        raise TopologyError("a cluster has at least one node; there is none")
+    if isinstance(spec, NoFabric):
+        return
+    if spec.routing not in get_args(Routing):
+        raise TopologyError(f"unknown routing {spec.routing!r}; {nearest(str(spec.routing), get_args(Routing))}")
+    for knob in ("port_latency", "switch_latency"):
+        seconds = getattr(spec, knob)
+        if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+            raise TopologyError(f"{knob} is a number of seconds, such as 3e-7, not {seconds!r}")
 
 
 def one_switch(nodes: Sequence[NodeBuild], *, name: str = "one_switch", **knobs: Any) -> Topology:
