@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+import clustersim
 from clustersim.app.cli import main
 from clustersim.calibrate.fit.of_logs import LogPlays, nccl_times
-from clustersim.calibrate.fit.structures import tried_words
+from clustersim.calibrate.fit.structures import Structure, explained, tried_words
 from clustersim.calibrate.fit.untold import contradictions, taken_for_granted
 from clustersim.cluster import files as fabrics
 from clustersim.core.errors import TraceError
@@ -140,3 +142,38 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path, capsys):
     assert command("calibrate", log, log, "--topology", "hgx-h100", "-o", tmp_path / "x.toml") == 2
     assert "one.log: named twice" in capsys.readouterr().err
     assert not (tmp_path / "x.toml").exists()
+
+
+def test_a_busy_link_says_of_which_rate_and_a_server_of_which_time(capsys):
+    """A NIC that delivers half of its rate was 37.6 % full "of its line rate"; a server's link, of all steps, stood
+    beside the same link's share of the steady state."""
+    slow = 'cluster.changes=[{match="node0/nic0", factor=0.5}]'
+    assert command("run", "ddp_gpt2_xl_2x8_a100", "--set", slow) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "node0/nic0 -> leaf0 and others like it, 37.6% of what it delivers, 0.5 of its line rate (" in lines
+    assert "node0/nic1 -> leaf1 and others like it, 18.8% of its line rate (" in lines
+    assert command("run", "ps_sync_cpu_1x8") == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "both over the whole run, its first step included" in lines
+
+
+def test_spans_of_a_rank_that_is_not_there_are_refused():
+    """They were none for -1, and an IndexError for 99."""
+    timeline = clustersim.load("dp_torch_1x8").run().timeline
+    for rank in (-1, 99):
+        with pytest.raises(clustersim.ClusterSimError, match=f"no rank {rank}: the run has ranks 0 to"):
+            timeline.spans(ranks=[0, rank])
+
+
+def test_a_part_that_is_gone_is_told_beside_a_slow_nic_that_fits_better():
+    """A log of a B200 machine with NVLS off was said to have a NIC at 0.57 of its rate, and no word of NVLS."""
+    key = ("github.com/dstackai/dstack", "hgx-b200", "all_reduce")
+    published_rows = logs(TABLE)[key]
+    off = Structure("off", {"nvls": False})
+    plays = [nccl_times(published_rows, "hgx-b200", None, structure)[0].predict({}) for structure in (None, off)]
+    ratios = (plays[1] / plays[0]).tolist()
+    rows = tuple(replace(row, seconds=row.seconds * k) for row, k in zip(published_rows.rows, ratios, strict=True))
+    log_plays = LogPlays(Samples(rows, ""), "hgx-b200")
+    reason = explained(log_plays.described()[0], log_plays.played)
+    assert reason is not None
+    assert any("NVLS off" in words for words in (reason.structure.words, *reason.alike))

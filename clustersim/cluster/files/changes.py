@@ -130,8 +130,8 @@ def _check(topology: Topology, change: Change) -> None:
         raise TopologyError(f"{topology.name}: change of {change.match!r} needs one of factor, bandwidth or remove")
     if change.bandwidth is not None and not _is_rate(change.bandwidth):
         raise TopologyError(
-            f"{topology.name}: bandwidth {change.bandwidth!r} of {change.match!r} must be a number of bytes/s above zero, "
-            "such as 25e9 for 200 Gb/s; use remove for a dead part"
+            f"{topology.name}: bandwidth {change.bandwidth!r} of {change.match!r} must be a number of bytes/s above "
+            "zero, such as 25e9 for 200 Gb/s; use remove for a dead part"
         )
     if change.factor is not None and not 0 < change.factor < float("inf"):
         raise TopologyError(
