@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ScenarioError
-from clustersim.core.model import Model
+from clustersim.core.model import Kernel, Model
 from clustersim.model import model
 from clustersim.training.parallel import ParallelConfig, Recompute, Routing
 from clustersim.training.partition import expert
@@ -317,6 +317,39 @@ def test_an_activation_computed_again_keeps_the_rows_but_not_its_output() -> Non
     plain, repeated = (partition(made, parallel, r).stages[0].layers[1] for r in (Recompute(), again))
     assert plain.kept_for_weights - repeated.kept_for_weights == repeated.repeated == 4096 * 2 * 14336
     assert [x.part for x in repeated.backward if isinstance(x, Work)].count("R") == 1
+
+
+def kernels_of(layer: LocalLayer, part: str) -> list[Kernel]:
+    return [k for x in (*layer.forward, *layer.backward) if isinstance(x, Work) and x.part == part for k in x.kernels]
+
+
+def test_megatrons_clamps_are_kernels_of_their_own_and_the_host_waits_behind_them() -> None:
+    layer = expert_layer("gpt-oss-20b", ep=8, framework="megatron", dispatcher="alltoall")
+    forward = [k.name for k in kernels_of(layer, "F") if k.name.startswith(("expert_", "await_"))]
+    clamp = next(k for k in kernels_of(layer, "F") if k.name == "expert_clamp")
+    elements = 4096 * 4 * 2880  # rows of a rank times an expert's width
+    assert forward[1:5] == ["expert_up", "expert_clamp", "await_offset", "expert_activation"]
+    assert clamp.nbytes == pytest.approx(8 * elements)  # 16 bytes a 16-bit element: two clamps, one join of two halves
+    assert clamp.backward_nbytes == pytest.approx(15 * elements)
+    assert "expert_clamp" in [k.name for k in kernels_of(layer, "I")]
+
+
+@pytest.mark.parametrize(("name", "framework"), [("gpt-oss-20b", "torchtitan"), ("mixtral-8x7b", "megatron")])
+def test_compiled_code_and_models_without_limits_have_no_clamps(name: str, framework: str) -> None:
+    layer = expert_layer(name, ep=4, framework=framework, dispatcher="alltoall")
+    assert not {"expert_clamp", "await_offset"} & {k.name for part in "FI" for k in kernels_of(layer, part)}
+
+
+def test_an_activation_computed_again_clamps_again_and_keeps_no_clamped_halves() -> None:
+    made = shaped("gpt-oss-20b", seq_len=4096, layers=2, implementation="fused")
+    parallel = ParallelConfig(framework="megatron", ep=8, etp=1, dispatcher="alltoall", routing=BALANCED)
+    again = Recompute(granularity="selective", modules=("moe_act",))
+    plain, repeated = (partition(made, parallel, r).stages[0].layers[1] for r in (Recompute(), again))
+    elements = 4096 * 4 * 2880
+    assert [k.name for k in kernels_of(repeated, "R")] == ["expert_clamp", "await_offset", "expert_activation"]
+    assert plain.kept - repeated.kept == 2 * elements
+    assert plain.kept_for_weights - repeated.kept_for_weights == elements
+    assert repeated.repeated == 3 * elements
 
 
 def path_needs(layer: LocalLayer, name: str) -> set[str]:

@@ -13,7 +13,8 @@ from clustersim.core.model import Kernel, Model
 from clustersim.model import from_hf, model
 from clustersim.model.families import by_type
 from clustersim.model.names import names
-from clustersim.model.seconds import step_cost
+from clustersim.model.seconds import Execution, setting, step_cost
+from clustersim.model.seconds.kernels import spent
 from tests.evidence.generic import from_row
 
 # `sum(p.numel() for p in model.parameters())` of the published checkpoints; DeepSeek-V3 without its MTP module.
@@ -259,6 +260,15 @@ def test_what_the_host_does_takes_its_launches_alone(dtype: str) -> None:
     waits = Kernel("read_counts", "host", launches=3, backward_launches=0)
     assert kernel_time(waits, gpu, 8, dtype)[0] == pytest.approx(3 * gpu.launch.value)
     assert kernel_time(waits, gpu, 8, dtype, backward=True)[0] == 0.0
+
+
+def test_a_graph_of_the_whole_step_clamps_inside_the_product_of_all_experts() -> None:
+    clamp = Kernel("expert_clamp", "memory", nbytes=8e8, backward_nbytes=15e8, launches=3, backward_launches=7)
+    apart = setting(device("GB200"), Execution("bf16"))
+    assert sum(spent(apart, clamp, 1, "F")[:2]) > 0
+    graphed = replace(apart, hosted=False)
+    assert spent(graphed, clamp, 1, "F")[:2] == (0.0, 0.0)
+    assert sum(spent(replace(graphed, expert_streams=4), clamp, 1, "F")[:2]) > 0  # experts of a capacity are apart
 
 
 def test_megatrons_bias_of_the_last_product_is_added_expert_by_expert() -> None:

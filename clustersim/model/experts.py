@@ -64,6 +64,7 @@ def routed_kernels(s: TransformerShape, e: Experts, routed: float) -> Kernels:
         cut="expert",
         launches=activation.launches * times,
         backward_launches=activation.backward_launches * times,
+        n=int(e.clamped),
     )
     wide = routed * (f * (1 + s.gated) + h)
     # Sums of a bias per row behind the products; backward sums columns.

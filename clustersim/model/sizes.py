@@ -16,7 +16,8 @@ class Experts(msgspec.Struct, frozen=True):
     dense_first : leading blocks that keep an MLP of ``d_ff``. every : of all blocks, each so many-th has experts.
     groups, group_limit : a token's experts are all in ``group_limit`` of so many groups (DeepSeek's limit on nodes); 0
         for no limit.
-    bias : router and experts have biases (GPT-OSS). correction : one parameter per expert corrects its score
+    bias : router and experts have biases (GPT-OSS). clamped : gate and up are clamped ahead of the activation (its
+        ``swiglu_limit``). correction : one parameter per expert corrects its score
         (DeepSeek-V3's balancing without a loss).
     latent : width that tokens are projected to on their way to the routed experts, and back from (Nemotron 3); 0 for
         the model's.
@@ -34,6 +35,7 @@ class Experts(msgspec.Struct, frozen=True):
     groups: int = 0
     group_limit: int = 0
     bias: bool = False
+    clamped: bool = False
     correction: bool = False
     latent: int = 0
     norms: bool = False

@@ -26,7 +26,7 @@ from clustersim.core.texts import data_table
 from clustersim.core.topology import NodeType
 from clustersim.core.units import parse_time
 from clustersim.model.seconds.calls import POST, adapter_calls
-from clustersim.model.seconds.kernels import grouped, launches, weighted
+from clustersim.model.seconds.kernels import CLAMP, grouped, launches, weighted
 
 STREAM_SHARE = 0.8
 """Share of nominal DRAM bandwidth that STREAM-like loops on all cores reach; 0.75 to 0.85 is usual."""
@@ -98,6 +98,10 @@ INDEXING = frozenset({"token_indices", "dispatch_layout", "token_map"})
 """What DeepEP's dispatcher makes of a router's choice. Fused, each is a function of a module that was called already;
 op by op it is four or more, which are as much as a module (Megatron-LM core/transformer/moe/token_dispatcher.py,
 ``setup_metadata`` and ``_indices_to_multihot``)."""
+
+
+FUNCTIONS = frozenset({"await_counts", "await_rows", "await_offset", "router_casts", CLAMP})
+"""Functions of a module that was called already, whatever the router's fusion."""
 
 
 OUTSIDE = frozenset({"embedding", "head", "mtp"})
@@ -182,7 +186,7 @@ class HostLaw(msgspec.Struct, frozen=True):
             return seconds + (self.plain or self.call) * calls
         # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
         indexes = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
-        inside = indexes or kernel.name in SCORING or kernel.name in {"await_counts", "await_rows", "router_casts"}
+        inside = indexes or kernel.name in SCORING or kernel.name in FUNCTIONS
         return seconds + self.call * (POST if inside else 1 + self.bookkeeping * (kernel.name == "top_k"))
 
     def exchange(self, name: str, kind: str) -> float:

@@ -16,6 +16,9 @@ from clustersim.model.seconds.scan import scan_parts
 
 KINDS = ("gemm", "conv", "attention", "scan", "memory", "recurrent", "host")
 
+CLAMP = "expert_clamp"
+"""Clamps of what experts' first products make, ahead of their activation."""
+
 # Passes over the score matrix of unfused attention besides its GEMMs: scale, mask, softmax, dropout.
 _EAGER_PASSES = 9.0
 FLASH_KERNELS = frozenset({"fa1", "triton", "fa2", "fa3"})
@@ -35,6 +38,8 @@ def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
         raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
     if kernel.kind == "host" and not where.hosted:
         return 0.0, 0.0, "memory"  # a graph of the whole step has no host that reads anything
+    if kernel.name == CLAMP and not where.hosted and not where.expert_streams:
+        return 0.0, 0.0, "memory"  # the one kernel of all experts that such a graph has clamps what it multiplied
     compute, memory = parts(where, kernel, batch, part)
     # The device stands still while the host does something it waits for.
     launch_floor = where.device.launch if kernel.kind == "host" else where.device.kernel_floor

@@ -18,6 +18,7 @@ import msgspec
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.model import Kernel, Model, Tensor
+from clustersim.model.seconds.kernels import CLAMP
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.dispatch import (
     AHEAD_OF_EXPERTS,
@@ -29,6 +30,7 @@ from clustersim.training.partition.dispatch import (
     ExpertSpread,
     Mixture,
     TwoHops,
+    read_counts,
 )
 from clustersim.training.partition.nodes import (
     TRAFFIC,
@@ -171,15 +173,51 @@ def expert_nodes(
     )
     beside = parallel.shared_expert_overlap and bool(shared)
     again: Nodes = ()
+    if inside["expert_activation"].n and parallel.framework == "megatron":
+        inside = clamped(inside)
     if "moe_act" in modules:
         down = inside["expert_down"]
         again = (RebuiltNorm("experts", inside["expert_activation"], down.saved),)
+        if clamp := inside.get(CLAMP):
+            again = (*again, RebuiltNorm("experts", clamp, inside["expert_activation"].saved, awaited=OFFSET))
+            inside["expert_activation"] = replace(inside["expert_activation"], saved=0.0)
         inside["expert_down"] = input_dropped(down)
     if "shared_experts" in modules and shared and not beside:
         shared = checkpointed(shared)
     node = ExpertExchange(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
     back: Nodes = (LocalKernels("experts", behind),) if behind else ()
     return (LocalKernels("router", first), node, *again, *back, *(() if beside else shared))
+
+
+OFFSET = "await_offset"
+"""The copy of a number to the device behind the clamps, for which PyTorch's ``torch.tensor`` lets the host wait."""
+
+
+def clamped(inside: dict[str, Kernel]) -> dict[str, Kernel]:
+    """Kernels of experts whose gate and up are clamped ahead of their activation, by kernels of their own.
+
+    Megatron-LM core/fusions/fused_bias_geglu.py, ``weighted_bias_quick_geglu_impl``: both halves are clamped and joined
+    again, 16 bytes for each 16-bit element of the activation's output. Backward of a clamp writes masks and selects by
+    them, 8 bytes of the gate and 14 of the other, and joins both halves' gradients, 8 more.
+    """
+    down = inside["expert_down"]
+    elements = down.flops / (2.0 * down.n)
+    clamp = Kernel(
+        CLAMP,
+        "memory",
+        nbytes=8.0 * elements,
+        backward_nbytes=15.0 * elements,
+        launches=3,
+        backward_launches=7,
+        cut="expert",
+        saved=inside["expert_activation"].saved,
+    )
+    ordered: dict[str, Kernel] = {}
+    for name, kernel in inside.items():
+        if name == "expert_activation":
+            ordered[CLAMP] = clamp
+        ordered[name] = kernel
+    return ordered
 
 
 def router_casts(router: Kernel) -> Kernel:
@@ -284,7 +322,12 @@ class ExpertExchange(msgspec.Struct, frozen=True):
             out.work("permute", (self.permute,), part)
         dispatcher.there(out, part)
         _meanwhile(out, self.beside[:half], lambda node: node.forward(out, part))
-        out.work("experts", self._experts(), part)
+        kernels = self._experts()
+        clamps = next((i for i, kernel in enumerate(kernels, 1) if kernel.name == CLAMP), 0)
+        if clamps:
+            out.work("experts", kernels[:clamps], part)
+            read_counts(out, part, OFFSET)
+        out.work("experts", kernels[clamps:], part)
         dispatcher.home(out, part)
         _meanwhile(out, self.beside[half:], lambda node: node.forward(out, part))
         if dispatcher.by_sender:

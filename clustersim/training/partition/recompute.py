@@ -13,7 +13,7 @@ import msgspec
 from clustersim.core.model import HALF, Kernel, Layer
 from clustersim.model.kernels import saved_by_operator
 from clustersim.training.partition.base import Item, StashedElements, Work
-from clustersim.training.partition.dispatch import is_expert
+from clustersim.training.partition.dispatch import is_expert, read_counts
 from clustersim.training.partition.nodes import (
     Kernels,
     LayerNode,
@@ -120,13 +120,15 @@ class CheckpointedNodes(NodeSequence):
 class RebuiltNorm(msgspec.Struct, frozen=True):
     """A norm's output, dropped behind the linears that read it and rebuilt before their backward.
 
-    ``brings`` : its elements per sample.
+    ``brings`` : its elements per sample. ``awaited`` : what the host waits for behind it, if for anything. An activation
+    of experts and the clamps ahead of it are dropped and rebuilt so, too (``moe_act``).
     """
 
     name: str
     norm: Kernel
     brings: float
     kernels: Kernels = ()
+    awaited: str = ""
 
     def forward(self, out: NodeListing, part: str) -> None:
         """Nothing: the norm itself is another node."""
@@ -134,6 +136,8 @@ class RebuiltNorm(msgspec.Struct, frozen=True):
     def backward(self, out: NodeListing) -> None:
         """The norm's forward once more."""
         out.work(self.name, (self.norm,), "R")
+        if self.awaited:
+            read_counts(out, "R", self.awaited)
 
 
 def checkpointed(nodes: Nodes) -> Nodes:
