@@ -120,8 +120,8 @@ class CheckpointedNodes(NodeSequence):
 class RebuiltNorm(msgspec.Struct, frozen=True):
     """A norm's output, dropped behind the linears that read it and rebuilt before their backward.
 
-    ``brings`` : its elements per sample. ``awaited`` : what the host waits for behind it, if for anything. An activation
-    of experts and the clamps ahead of it are dropped and rebuilt so, too (``moe_act``).
+    ``brings`` : its elements per sample. ``awaited`` : what the host waits for behind it, if for anything. Experts'
+    activation and the clamps ahead of it are dropped and rebuilt so, too (``moe_act``).
     """
 
     name: str
