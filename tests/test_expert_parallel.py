@@ -352,6 +352,20 @@ def test_an_activation_computed_again_clamps_again_and_keeps_no_clamped_halves()
     assert repeated.repeated == 3 * elements
 
 
+def test_hybrid_ep_gathers_the_routers_map_and_scans_it_before_tokens_go() -> None:
+    layer = expert_layer("deepseek-v2-lite", ep=8, dispatcher="flex", flex_backend="hybridep")
+    order = names(layer.forward)
+    gathered = next(x for x in exchanges(layer, "dispatch map"))
+    assert order.index("dispatch map") < order.index("read counts") < order.index("dispatch nvlink")
+    assert (gathered.kind, gathered.dtype, gathered.elements) == ("all_gather", "uint8", 4096 * 64 * 8)
+    scan = next(k for k in kernels_of(layer, "F") if k.name == "routing_scan")
+    copies = distinct(8, 64, 6)
+    moved = 4096 * (64 * 9 + 4 * 8 + 5 * copies * 8)  # maps read and written, places, rows of those that come
+    assert 2 * scan.nbytes == pytest.approx(moved)
+    assert not [x for x in layer.backward if x.name in {"dispatch map", "preprocess"}]
+    assert not exchanges(expert_layer("deepseek-v2-lite", ep=8, dispatcher="flex"), "dispatch map")
+
+
 def path_needs(layer: LocalLayer, name: str) -> set[str]:
     """Names of everything a work waits for, through works before it and needs."""
     items = layer.forward

@@ -100,7 +100,7 @@ op by op it is four or more, which are as much as a module (Megatron-LM core/tra
 ``setup_metadata`` and ``_indices_to_multihot``)."""
 
 
-FUNCTIONS = frozenset({"await_counts", "await_rows", "await_offset", "router_casts", CLAMP})
+FUNCTIONS = frozenset({"await_counts", "await_rows", "await_offset", "router_casts", "routing_scan", CLAMP})
 """Functions of a module that was called already, whatever the router's fusion."""
 
 

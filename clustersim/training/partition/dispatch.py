@@ -263,9 +263,19 @@ class TwoHops(msgspec.Struct, frozen=True):
     def prepare(self, out: NodeListing, part: str) -> None:
         """Counts are the kernel's own; DeepEP takes indices in place of the router's map, and where they go.
 
+        HybridEP gathers the router's map of all ranks, a byte for each token and expert, and makes of it where each
+        rank's tokens go (32-bit places) and where those that come have their rows: deepseek-ai/DeepEP branch hybrid-ep,
+        deep_ep/hybrid_ep_buffer.py, ``dispatch_with_permute``, and csrc/hybrid_ep/executor/executor.cu.
+
         Megatron-LM core/transformer/moe/{token_dispatcher,fused_a2a}.py: ``_DeepepManager``, ``get_dispatch_layout``.
         """
         s = self.spread
+        if s.ep > 1 and s.backend == "hybridep":
+            chosen = s.tokens * s.mixture.experts
+            out.exchange(Exchange("dispatch map", "all_gather", EP, chosen * s.ep, part, dtype="uint8"))
+            came = s.tokens * copies_of(s)["nvlink"][0] * s.mixture.experts / s.ep
+            moved = chosen * (s.ep + 1) + 4.0 * s.tokens * s.per_node + (1.0 + 4.0) * came
+            out.work("preprocess", (Kernel("routing_scan", "memory", nbytes=moved / 2.0, launches=2),), part)
         if s.ep > 1 and s.backend != "hybridep":
             chosen = INDEX * s.tokens * s.mixture.per_token
             indices = Kernel("token_indices", "memory", nbytes=2.0 * s.tokens * s.mixture.experts + chosen, launches=1)
