@@ -159,12 +159,15 @@ def test_parameters_are_gathered_after_the_step_in_calls_of_the_bucket_size_befo
     assert role[first.after[0]] is gathers[-1]
 
 
-def test_reducing_to_owners_sends_every_part_to_the_rank_that_updates_it():
-    played = program(config(2, reduce_bucket_size=2e6, use_multi_rank_bucket_allreduce=False))
+@pytest.mark.parametrize("passes", [1, 3])
+def test_reducing_to_owners_sends_every_part_to_the_rank_that_updates_it(passes):
+    """In every pass of a step: the second pass' parts once all went to rank 0."""
+    knobs = config(2, accumulation=passes, reduce_bucket_size=2e6, use_multi_rank_bucket_allreduce=False)
+    played = program(knobs)
     by_owner: dict[int, float] = {}
     for op in ops(played, "reduce"):
         by_owner[op.root] = by_owner.get(op.root, 0.0) + op.nbytes
-    assert by_owner == {owner: pytest.approx(2 * 6 * N / 8) for owner in range(8)}
+    assert by_owner == {owner: pytest.approx(passes * 2 * 6 * N / 8) for owner in range(8)}
 
 
 def test_fp16_checks_for_overflow_and_bf16_does_not():

@@ -45,7 +45,7 @@ from clustersim.training.strategies.zero_step import Zero
 
 
 class Zero12(Zero):
-    """The hooks of stages 1 and 2. ``sent`` : elements of each bucket of this step, for who owns what."""
+    """The hooks of stages 1 and 2. ``sent`` : elements of each bucket of this pass, for who owns what."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +76,7 @@ class Zero12(Zero):
                 self.add(tensor)
         if hooks or last:
             self.reduce()
+            self.sent = []
 
     def _accumulate(self) -> None:
         """Gradients of this micro-batch are added to those already there."""
@@ -105,7 +106,7 @@ class Zero12(Zero):
 
     def publish(self, updated: int) -> tuple[int, ...]:
         """All trained parameters, in calls of a bucket each."""
-        self.sent, size = [], float(self.model.trained)
+        size = float(self.model.trained)
         calls = max(1, int(size // max(1, elements(self.config.zero_optimization.allgather_bucket_size))))
         nbytes = sharded.nbytes(size / calls, self.config.param_dtype)
         done = updated
