@@ -171,9 +171,6 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         parameters_away = block.offload_param is not None and block.offload_param.on
         if parameters_away and block.stage < 3:
             raise ValueError("zero_optimization.offload_param needs stage 3: smaller stages keep parameters whole")
-        if parameters_away and not self.offloads_optimizer:
-            # The same as stage3.py asserts.
-            raise ValueError("zero_optimization.offload_param needs offload_optimizer: DeepSpeed refuses it without")
         ratio = 1.0 if block.offload_optimizer is None else block.offload_optimizer.ratio
         if self.offloads_optimizer and block.stage == 3 and ratio < 1:
             raise ValueError(

@@ -93,7 +93,7 @@ class Zero(WholeModelHooks[ZeroConfig]):
         waits: tuple[int, ...] = (after,)
         if self.adds or third:
             stream = sharded.GRADIENTS_BACK_STREAM
-            waits = (self.host.copy(self.ops, f"h2d gradients {k}", kept, stream, waits),)
+            waits = (self.host.copy(self.ops, f"h2d gradients of bucket {k}", kept, stream, waits),)
         nbytes = (0.0 if self.completes and not third else kept) + (4.0 * numel if self.completes else 0.0)
         self.home.append(self.host.copy(self.ops, f"d2h bucket {k}", nbytes, sharded.D2H_STREAM, waits))
 
