@@ -89,8 +89,8 @@ def test_rows_that_are_compared_have_one_precision(tmp_path, kind, dtype):
 
 
 def test_what_leaves_the_gpus_is_in_the_hosts_memory():
-    """What DeepSpeed's estimator counts, 16 bytes a parameter with the optimizer and 18 with the parameters, and 2 of the
-    gradients' 16-bit buffer (stage3.py of 007cca6a, ``grad_partitions_flat_buffer``), over the ranks of a node."""
+    """What DeepSpeed's estimator counts, 16 bytes a parameter with the optimizer and 18 with the parameters, and 2 more
+    of the gradients' buffer (stage3.py of 007cca6a, ``grad_partitions_flat_buffer``), over the ranks of a node."""
     own = scenario.load("zero3_llama3_8b_2x8_a100", {"cluster.nodes": 1})
     away = {"device": "cpu"}
     for offloaded, each in (
