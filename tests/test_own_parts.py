@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
+import clustersim
+from clustersim import fabrics, simulate
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.errors import PluginError
 from clustersim.core.optimizers import OPTIMIZERS, OptimizerRow
@@ -281,3 +283,14 @@ def test_a_place_that_is_no_tuple_of_actions_is_named(slot):
     row = Schedule("bare", lambda p, chunks, m: ((slot, (Action("B", 0),)),) * p)
     with pytest.raises(AssertionError, match=r"pipeline rank 0 has .* in place 0; a place is a tuple of one Action"):
         check_schedule(row)
+
+
+def test_a_cluster_made_in_python_has_the_times_of_the_file_that_says_the_same():
+    """As the end of OWN_PARTS.md has it; the switches' numbers are those of the file."""
+    prepared = clustersim.load("ddp_gpt2_xl_2x8_a100", {"model.name": "gpt2", "cluster.topology": "hgx-a100"}).prepare()
+    switches = {"radix": 40, "nodes_per_unit": 20, "port_latency": 300e-9, "switch_latency": 230e-9}
+    made = fabrics.rail_optimised([fabrics.node("hgx-a100")] * 2, **switches)
+    ends = [simulate(prepared.program, machine, prepared.mesh).spans()["end"] for machine in (made, prepared.topology)]
+    assert np.array_equal(*ends)
+    other = fabrics.rail_optimised([fabrics.node("aws-p4d")] * 2, **switches)
+    assert not np.array_equal(simulate(prepared.program, other, prepared.mesh).spans()["end"], ends[0])
