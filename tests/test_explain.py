@@ -57,6 +57,47 @@ def test_the_planted_cause_is_named_first(name):
         assert table["share"][0] > 2 * table["share"][1]
 
 
+def printed_shares(line):
+    """Every share of a line that is in no parentheses, in percent, by its word."""
+    flat = re.sub(r" \([^)]*\)", "", line.partition(", of a ")[0])
+    return {word: float(share) for word, share in re.findall(r"([a-z][a-z -]*?) ([\d.]+)%", flat)}
+
+
+@pytest.mark.parametrize("name", ["why_tiny_buckets", "why_launch_bound", "1f1b_gpt2_xl_1x8_a100"])
+def test_shares_of_a_step_add_up_as_printed(name):
+    shares = printed_shares(explain(result(name).timeline, bounded=False).shares)
+    assert sum(shares.values()) == pytest.approx(100.0, abs=0.05 * len(shares))
+
+
+def test_parts_of_a_bubble_add_up_as_printed():
+    line = explain(result("1f1b_gpt2_xl_1x8_a100").timeline, bounded=False).shares
+    whole, inside = re.search(r"bubble ([\d.]+)% \((.*?)\)", line).groups()
+    parts = [float(share) for share in re.findall(r"([\d.]+)%", inside)]
+    assert sum(parts) == pytest.approx(float(whole), abs=0.05 * (len(parts) + 1))
+
+
+def test_a_launch_bound_run_has_one_share_of_launching():
+    """It was 48.8% in the verdict, kernels' own work included, and 41.9% on the next line."""
+    explained = explain(result("why_launch_bound").timeline, bounded=False)
+    launching = printed_shares(explained.shares)["launch-bound"]
+    assert f"{launching:.1f}% of the step is lost because it is launch-bound" in explained.verdict
+    assert f"({launching:.1f}%), mean over 8 GPUs" in explained.causes[0]
+
+
+HOST_BOUND = {"cluster.nodes": 1, "model.name": "gpt2", "parallel": {"tp": 4}, "strategy.micro_batch_size": 1}
+
+
+def test_what_the_host_costs_in_two_ways_is_told_by_way():
+    """The verdict added up calls and launches, which no table has together."""
+    run = package.load("ddp_gpt2_xl_2x8_a100", HOST_BOUND).run()
+    explained = explain(run.timeline, run.saved.facts, bounded=False)
+    told = re.search(r"([\d.]+)% of the step is lost \((.*?)\) because it is host-bound", explained.verdict)
+    parts = dict(re.findall(r"([a-z ]+) ([\d.]+)%", told[2]))
+    assert set(parts) == {"calling layers", "launching kernels"}
+    assert sum(map(float, parts.values())) == pytest.approx(float(told[1]), abs=0.11)
+    assert f"({parts['calling layers']}%), mean over" in explained.causes[0]
+
+
 @pytest.mark.parametrize("name", HEALED)
 def test_what_the_scenario_says_heals_it(name):
     table = stalls(causes(package.load(name, HEALED[name]).run().timeline))

@@ -78,6 +78,16 @@ def test_a_new_plan_names_every_machine_asked_for_and_the_tokens(clustersim, tmp
     assert plan.limits.tokens == 1e12
 
 
+def test_a_new_plan_says_the_tokens_of_its_smallest_and_of_its_largest_step(clustersim, tmp_path):
+    """Of 2,048 to 4,096 samples it said about 4.2 million tokens, the largest step alone."""
+    file = tmp_path / "p.toml"
+    clustersim("new", "plan", file, "--gpu", "H100", "--model", "gpt2-xl")
+    least, most = load(file)[0].batch.samples
+    low, high = (f"{samples * 1024 / 1e6:.1f}" for samples in (least, most))
+    assert low != high
+    assert f"; about {low} to {high} million tokens\n" in file.read_text()
+
+
 def test_a_new_scenario_begins_with_ddp_only_where_activations_fit_too(clustersim, tmp_path):
     long = {
         "model_type": "llama",

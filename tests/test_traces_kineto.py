@@ -181,6 +181,21 @@ def test_idling_for_a_late_launch_is_told_from_idling_for_another_stream(tmp_pat
     assert found == pytest.approx(90 / 110 if share else 0.0)
 
 
+def test_waiting_for_launches_is_a_share_of_the_steps_that_all_shares_are_of(tmp_path):
+    """Three steps: a slow first one that waits for a launch all the time, and two that wait for a tenth of it."""
+    steps = [(-10.0, 909.0), (899.0, 200.0), (1099.0, 201.0)]
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "pid": 1, "tid": 1, "ts": ts, "dur": dur}
+        for n, (ts, dur) in enumerate(steps)
+    ]
+    events += gemm(0, 10, -5, 1) + gemm(890, 110, 889, 2)  # 880 us of a late launch
+    events += gemm(1000, 90, 900, 3) + gemm(1099, 1, 1098, 4)
+    events += gemm(1100, 90, 1099, 5) + gemm(1199, 1, 1198, 6)
+    digest = of_run(traces.read(save(tmp_path / "a.json", events, 0, 1)))
+    assert digest.window_s == pytest.approx(200e-6)
+    assert digest.waiting_for_launch_share == pytest.approx(18 / 200)
+
+
 def test_what_the_program_writes_it_reads_back(tmp_path):
     ops = (
         OpInfo("fwd", "compute", "compute"),

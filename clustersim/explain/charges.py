@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clustersim.core.arrays import Floats
+from clustersim.core.op_infos import of_each
 from clustersim.core.program import COMPUTE_STREAM, HOST_CALL
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.chase import Chase, ChaseEnd
@@ -17,12 +18,22 @@ from clustersim.explain.dimensions import dimension
 from clustersim.explain.late_peers import LatePeers, SecondsOf, slow_by_themselves
 from clustersim.explain.late_start import LateStart, reduces
 from clustersim.explain.pace import UNLIKE, by_experts, of_experts
-from clustersim.explain.pieces import PieceRule, Pieces, PieceState, by_structure, is_server, staged, workers
+from clustersim.explain.pieces import (
+    PieceRule,
+    Pieces,
+    PieceState,
+    by_class,
+    by_structure,
+    is_server,
+    staged,
+    workers,
+)
 from clustersim.explain.transfers import TransferFacts, sort_of
 
 _WAITS = frozenset((int(PieceRule.PEER), int(PieceRule.QUEUED)))
 _EXPOSED = int(PieceState.EXPOSED)
 _STALL = int(PieceState.STALL)
+_LAUNCH = int(PieceState.LAUNCH)
 """Plain numbers: to look a name up in an enumeration takes as long as ten additions, and there are a million pieces."""
 MAX_CHASES = 2000
 """Waits that are followed, the costliest first; what is left is charged as they were."""
@@ -117,7 +128,8 @@ class ChargeBook:
             return
         key = (cut.why[who] * (len(self.timeline.ops) + 1) + cut.op[who] + 1) * len(cut.ranks) + cut.owner[who]
         groups, inverse = np.unique(key, return_inverse=True)
-        seconds = np.bincount(inverse, weights=cut.seconds[who], minlength=len(groups))
+        launched = np.where(cut.state[who] == _LAUNCH, self._launching()[cut.op[who]], 1.0)
+        seconds = np.bincount(inverse, weights=cut.seconds[who] * launched, minlength=len(groups))
         order = np.argsort(inverse, kind="stable")
         ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
         first = who[order[ptr]]
@@ -144,6 +156,11 @@ class ChargeBook:
                 plain_blame = plain[facts] = self._plain(*facts)
             self.add(plain_blame, lost)
         self._waits(waits, chase)
+
+    def _launching(self) -> Floats:
+        """(ops,) what share of its time launching an op's kernels takes beyond them, where it is launched more slowly
+        than they run: its kernels' own work is not lost, and no other table counts it as launching."""
+        return of_each(self.timeline.ops, lambda op: by_class(op).get(_LAUNCH, 0.0), np.float64)
 
     def _behind_slow(self, all_lost: list[LostSeconds], chase: Chase) -> dict[tuple[int, int], tuple[float, Blame]]:
         """By op and rank class: seconds of exposed transfers that began late because of a slow rank, and its blame."""

@@ -22,6 +22,7 @@ from clustersim.explain.metrics import a_step, step_word
 from clustersim.explain.mixture import MixtureSeconds, mixture
 from clustersim.explain.pieces import KERNELS, Pieces, workers
 from clustersim.explain.stalls import Causes, causes, stalls
+from clustersim.explain.step_words import rest
 from clustersim.explain.step_words import shares as step_shares
 from clustersim.explain.verdict import verdict
 from clustersim.explain.waterfall import Waterfall, waterfall
@@ -29,7 +30,7 @@ from clustersim.explain.whatif import unused, whatif
 from clustersim.explain.where import StageSeconds
 
 WORTH_A_WORD = 0.005
-"""Shares below this are left out of sentences."""
+"""Shares below this are told together, as the rest."""
 NOTHING = 5e-4
 """A cause that costs less than this share prints as 0.0 %, and is left to the table."""
 KNOWN = 0.98
@@ -146,6 +147,7 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
     order = np.argsort(-mean, kind="stable")
     states = {table.states[i]: float(mean[i]) for i in order.tolist()}
     parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
+    parts += rest(sum(share for share in states.values() if share < WORTH_A_WORD))
     sentence = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} {step_word(timeline)}"
     if rows:
         kernels = {name: share for name, share in states.items() if name in KERNELS}

@@ -14,7 +14,7 @@ An instant of a rank that is not useful compute is charged to
 * ``parameter server``: it waits for a server, or for its link. ``schedule``: it waits for a peer by the schedule's own
   structure (a pipeline's bubble), or its list is over. ``late launch``: it waits for a peer whose device is idle too.
 * ``host copies``, ``host``: copies to and from the host, its optimizer, its input; ``idle device``: nothing is queued.
-* ``launch``: kernels run that are shorter than the time the host takes to launch them.
+* ``launch``: kernels run that are shorter than the time the host takes to launch them: what that takes beyond them.
 
 A wait for a rank that itself waits is followed to the end of the chain (:mod:`clustersim.explain.chase`).
 """

@@ -16,7 +16,9 @@ from clustersim.explain.plays import paths
 from clustersim.explain.where import WORDS, StageSeconds
 
 LITTLE = 0.005
-"""Shares of a step below this are not told."""
+"""Shares of a step below this are told together, as the rest."""
+UNSEEN = 5e-4
+"""A share below this prints as 0.0%."""
 HEAVY = 0.5
 """A unit that costs this many layers more or less than one is worth its name."""
 
@@ -57,15 +59,34 @@ def shares(row: StageSeconds, compute: dict[str, float], host: float) -> str:
     ``host``: share of the state, in which loading input is, as everywhere beside the other states.
     """
     texts = [f"{name} {share:.1%}" for name, share in compute.items() if share >= LITTLE]
+    left = sum(share for share in compute.values() if share < LITTLE)
     groups = sorted((row.groups | {"other": host * row.step}).items(), key=lambda pair: -pair[1])
     for key, seconds in groups:
-        if key == "compute" or seconds < LITTLE * row.step:
+        if key == "compute":
+            continue
+        if seconds < LITTLE * row.step:
+            left += seconds / row.step
             continue
         parts = getattr(row, key) if key != "other" else {}
-        inside = ", ".join(f"{n} {s / row.step:.1%}" for n, s in parts.items() if s >= LITTLE * row.step)
+        inside = ", ".join(_parts_told({n: s / row.step for n, s in parts.items()}))
         name = "host" if key == "other" else WORDS[key]
         texts.append(f"{name} {seconds / row.step:.1%}" + (f" ({inside})" if inside else ""))
-    return f"{', '.join(texts)}, of a {format_time(row.step)} step"
+    return f"{', '.join([*texts, *rest(left)])}, of a {format_time(row.step)} step"
+
+
+def rest(left: float) -> list[str]:
+    """What stands behind shares that are told: those ``left`` out, so that all add up; nothing where that is 0.0%.
+
+    >>> rest(0.004), rest(0.0004)
+    (['rest 0.4%'], [])
+    """
+    return [f"rest {left:.1%}"] if left >= UNSEEN else []
+
+
+def _parts_told(shares: dict[str, float]) -> list[str]:
+    """Parts of a group worth a word, and what the others are together; none where none is."""
+    told = [f"{name} {share:.1%}" for name, share in shares.items() if share >= LITTLE]
+    return told + rest(sum(share for share in shares.values() if share < LITTLE)) if told else []
 
 
 def _over(dim: str) -> str:

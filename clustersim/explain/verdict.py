@@ -71,7 +71,7 @@ def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str,
     if step_losses:
         beside = next((kind for kind in kinds if kind.first.cause in BESIDE_LOSSES), None)
         if beside is not None and beside.share > max(SMALL, step_losses[0].share):
-            return f"{beside.share:.1%} of the {period} is lost because {_why(causes, beside)}"
+            return f"{beside.share:.1%} of the {period} is lost{_parts(causes, beside)} because {_why(causes, beside)}"
         if step_losses[0].share >= SMALL:
             return f"{step_losses[0].share:.1%} of the {period} is lost because {step_losses[0].why}"
     if not kinds:
@@ -81,7 +81,8 @@ def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str,
         why = _why(causes, kinds[0])
         return f"{_mostly(causes)}, and the largest wait is small, {kinds[0].share:.1%}: {why}"
     best, *others = weighed(causes, kinds, savings)
-    text = f"{best.kind.share:.1%} of the {period} is lost because {_why(causes, best.kind)}{_though(best)}"
+    parts = _parts(causes, best.kind)
+    text = f"{best.kind.share:.1%} of the {period} is lost{parts} because {_why(causes, best.kind)}{_though(best)}"
     passed = next((row for row in others if row.kind.share > best.kind.share), None)
     return text if passed is None else f"{text}; {_passed(causes, passed)}"
 
@@ -89,6 +90,19 @@ def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str,
 def _why(causes: Causes, kind: CauseKind) -> str:
     """Why a kind's share of the step is lost, after "because"."""
     return headline(causes, kind.first.cause, subjects(causes, kind), several=len(kind.charges) > 1)
+
+
+LAUNCHING = {"calls": "calling layers", "launch": "launching kernels", "idle device": "nothing queued"}
+"""What a kind of the host's causes is made of, in words."""
+
+
+def _parts(causes: Causes, kind: CauseKind) -> str:
+    """What each of the host's causes takes of a kind's share, where they are several: tables have each by itself."""
+    shares: dict[str, float] = {}
+    for charge in kind.charges:
+        shares[charge.cause] = shares.get(charge.cause, 0.0) + causes.share(charge)
+    parts = [f"{LAUNCHING[cause]} {share:.1%}" for cause, share in shares.items() if cause in LAUNCHING]
+    return f" ({', '.join(parts)})" if len(parts) > 1 else ""
 
 
 def _though(best: WeighedKind) -> str:

@@ -31,6 +31,7 @@ from clustersim.app.cli.recipes import (
     own_tables,
     recipe_text,
     settings,
+    tokens_of,
 )
 from clustersim.app.cli.room import with_room
 from clustersim.core.errors import ClusterSimError
@@ -333,7 +334,7 @@ class PlanDraft:
             "kernels": kernels(shape),
             "least": str(least),
             "most": str(most),
-            "batch": "" if shape is None else f"; about {most * shape.seq_len / 1e6:,.1f} million tokens",
+            "batch": tokens_of(least, most, shape),
             "micro": str(sorted({*micro[-3:]} if shape is None else {*micro[-2:], 1, 2})),
             "parallel": tried,
             **own_tables(tried),

@@ -180,6 +180,15 @@ def batch_of(shape: ModelShape | None, gpus: int) -> tuple[int, int]:
     return max(1, most // 2), most
 
 
+def tokens_of(least: int, most: int, shape: ModelShape | None) -> str:
+    """Tokens of the smallest and of the largest step that a plan may try, behind its ``samples``; empty of a model
+    that has none."""
+    if shape is None:
+        return ""
+    low, high = (f"{samples * shape.seq_len / 1e6:,.1f}" for samples in (least, most))
+    return f"; about {low} to {high} million tokens" if low != high else f"; about {high} million tokens"
+
+
 OWN_TABLES = {
     "of_ddp": (
         "use_distributed_optimizer = true",

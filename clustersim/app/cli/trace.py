@@ -201,8 +201,7 @@ def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[
     yield f"  {'collectives waiting':24s} {_range(digest.peer_wait_share)}"
     yield f"  {'of that, beside nothing':24s} {_range(digest.waiting_for_peer_share)}"
     if digest.waiting_for_launch_share is not None:
-        of_what = " (of the whole trace)" if warm_up else ""
-        yield f"  {'waiting for launches':24s} {_range([digest.waiting_for_launch_share])}{of_what}"
+        yield f"  {'waiting for launches':24s} {_range([digest.waiting_for_launch_share])}"
     if trace_steps.pipeline:
         yield from _stages(trace_steps.pipeline)
     yield from _collectives(digest.collectives, top)

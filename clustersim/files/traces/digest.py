@@ -46,8 +46,7 @@ class RepeatedCollective(msgspec.Struct, frozen=True):
 class RunDigest(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
     """What a measured Timeline says: seconds, and shares of the window for each rank that was measured.
 
-    ``whole_s`` : from the first span to the last. ``window_s`` : of that without the warm-up, which all shares are of
-    but ``waiting_for_launch_share``, which is of the whole.
+    ``whole_s`` : from the first span to the last. ``window_s`` : of that without the warm-up, which all shares are of.
     ``peer_wait_share`` : collectives wait, beside a kernel or not; ``waiting_for_peer_share`` : beside none, as in
     :mod:`clustersim.explain.breakdown`.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from clustersim.core.limits import MOST_RANKS, counted
 from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
 from clustersim.explain.last_rank import SAME_CLOCK
-from clustersim.explain.occupancy import whole_window
+from clustersim.explain.metrics import steady_window
 from clustersim.files.traces.messages import Key, messages
 from clustersim.files.traces.profiled import BACKEND, PHASES, ProfiledWork, RankCollective, RankTrace
 
@@ -64,15 +64,12 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     largest = max(abs(o) for o in offsets.values())
     if largest > 0:
         stats["clock_offset_s"] = largest
-    idle = [late for t in traces if (late := _late_launches(t)) is not None]
     hosts = list(dict.fromkeys(t.host for t in traces))
     node = np.zeros(world, dtype=np.int64)
     for t in traces:
         node[t.rank] = hosts.index(t.host)
     run = build.timeline(source, stats, node)
-    window = whole_window(run)
-    if idle and window:
-        run.stats["waiting_for_launch_share"] = float(np.mean(idle)) / window
+    _add_late_launches(run, traces, zero)
     return run
 
 
@@ -254,19 +251,29 @@ def _add_collectives(
             build.row(number, rank, ready, max(ready, end - transfer) if complete else ready, end)
 
 
-def _late_launches(trace: RankTrace) -> float | None:
-    """Seconds between the first and the last kernel in which the usual stream idled for a launch call that came late;
-    None where nobody knows."""
+def _add_late_launches(run: Timeline, traces: Sequence[RankTrace], zero: Mapping[int, float]) -> None:
+    """The share of the steady window, as all shares, in which a launch call came late; ``zero`` : by rank, when the run
+    began by its own clock [s]."""
+    window = steady_window(run)
+    late = [_late_launches(t, window.begin + zero[t.rank], window.end + zero[t.rank]) for t in traces]
+    known = [seconds for seconds in late if seconds is not None]
+    if known and window.length:
+        run.stats["waiting_for_launch_share"] = float(np.mean(known)) / window.length
+
+
+def _late_launches(trace: RankTrace, begin: float, end: float) -> float | None:
+    """Seconds between two times of a rank's own clock [s] in which the usual stream idled for a launch call that came
+    late; None where nobody knows."""
     usual = _usual_stream(trace)
     spans = sorted((w.start, w.end, w.call) for w in trace.work if w.stream == usual and w.call == w.call)
     if len(spans) < 2 or spans[-1][1] <= spans[0][0]:
         return None
     late = 0.0
     free = spans[0][1]
-    for start, end, launch in spans[1:]:
+    for start, stop, launch in spans[1:]:
         if start > free and start - launch < HOST_BOUND:
-            late += start - free
-        free = max(free, end)
+            late += max(0.0, min(start, end) - max(free, begin))
+        free = max(free, stop)
     return late
 
 
