@@ -92,7 +92,7 @@ def test_what_the_host_costs_in_two_ways_is_told_by_way():
     run = package.load("ddp_gpt2_xl_2x8_a100", HOST_BOUND).run()
     explained = explain(run.timeline, run.saved.facts, bounded=False)
     told = re.search(r"([\d.]+)% of the step is lost \((.*?)\) because it is host-bound", explained.verdict)
-    parts = dict(re.findall(r"([a-z ]+) ([\d.]+)%", told[2]))
+    parts = dict(re.findall(r"([a-z][a-z ]+) ([\d.]+)%", told[2]))
     assert set(parts) == {"calling layers", "launching kernels"}
     assert sum(map(float, parts.values())) == pytest.approx(float(told[1]), abs=0.11)
     assert f"({parts['calling layers']}%), mean over" in explained.causes[0]

@@ -162,9 +162,30 @@ def test_chunks_divide_the_formula():
     assert told(run)[0].endswith("18.8% of a stage's forwards and backwards, and (p-1)/vm = 3/(2 x 8) is 18.8%")
 
 
-def test_schedules_that_split_backward_have_no_such_formula():
+@pytest.mark.parametrize(
+    ("name", "chunks", "formula"),
+    [
+        ("zb_h1", 1, "3/(3 x 8), 12.5%"),  # (p-1)(F + I - W) of m(F + I + W)
+        ("zbv", 2, "3/(3 x 2 x 8), 6.2%"),  # (p-1)F of a chunk
+        ("interleaved_zero_bubble", 2, "3/(3 x 2 x 8), 6.2%"),
+    ],
+)
+def test_a_schedule_that_splits_backward_stands_beside_its_papers_formula(name, chunks, formula):
+    """It had the time, and no formula."""
+    row = schedule(name)
+    run = play(row.order(4, chunks, 8), row.placement, mode="overlapped", cost=ToyCost(i=1.0, w=1.0))
+    assert ideal_bubble(run) is None
+    (why, *_) = told(run)
+    share = formula.rpartition(" ")[2]
+    assert why.endswith(
+        f"{share} of a stage's forwards and backwards, where its formula has {formula}, if F, I and W take alike"
+    )
+
+
+def test_an_order_of_ones_own_that_splits_backward_has_no_formula():
     row = schedule("zb_h1")
-    assert ideal_bubble(play(row.order(4, 1, 8), row.placement)) is None
+    orders = row.order(4, 1, 8, max_in_flight=6)
+    assert "formula" not in told(play(orders, row.placement, mode="overlapped", cost=ToyCost(i=1.0, w=1.0)))[0]
 
 
 def test_whoever_is_slow_is_named_with_what_it_has_more():

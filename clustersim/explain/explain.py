@@ -146,8 +146,8 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
     mean = table.over(workers(timeline))
     order = np.argsort(-mean, kind="stable")
     states = {table.states[i]: float(mean[i]) for i in order.tolist()}
-    parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
-    parts += rest(sum(share for share in states.values() if share < WORTH_A_WORD))
+    told = {name: share for name, share in states.items() if share >= WORTH_A_WORD}
+    parts = [f"{name} {share:.1%}" for name, share in told.items()] + rest(told.values())
     sentence = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} {step_word(timeline)}"
     if rows:
         kernels = {name: share for name, share in states.items() if name in KERNELS}

@@ -93,6 +93,13 @@ def medians(replica: Sequence[TimedAction]) -> dict[tuple[int, int, str], float]
     return {key: float(np.median(values)) for key, values in took.items()}
 
 
+def pass_medians(replica: Sequence[TimedAction]) -> dict[str, float]:
+    """Seconds by action: the median over stages and chunks of what it takes there."""
+    own = medians(replica)
+    kinds = {action for *_, action in own}
+    return {k: float(np.median([v for (*_, action), v in own.items() if action == k])) for k in kinds}
+
+
 def edges(replica: Sequence[TimedAction]) -> dict[int, Edges]:
     """Stage -> when the replica's first action began, the stage's first backward began, its last forward ended, and
     the replica's last action ended [s]: fill, gaps and drain are between them."""
@@ -148,8 +155,7 @@ class IdealIdle:
 def expected(replica: Sequence[TimedAction]) -> dict[int, IdealIdle]:
     """Stage -> what its schedule and its neighbours' work make it idle; see :mod:`clustersim.explain.pipeline`."""
     own = medians(replica)
-    kinds = {action for *_, action in own}
-    equal = {k: float(np.median([v for (*_, action), v in own.items() if action == k])) for k in kinds}
+    equal = pass_medians(replica)
     ideal = idle_times(played(replica, lambda a: equal[a.action]))
     apart = idle_times(played(replica, lambda a: own[a.stage, a.chunk, a.action]))
     return {

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
+from clustersim.core.errors import ScenarioError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain import pipeline
-from clustersim.explain.plays import paths
+from clustersim.explain.plays import pass_medians, paths
 from clustersim.explain.where import WORDS, StageSeconds
+from clustersim.training.schedules import SCHEDULES
+from clustersim.training.schedules.base import UNIT, PassCosts, Schedule
 
 LITTLE = 0.005
 """Shares of a step below this are told together, as the rest."""
-UNSEEN = 5e-4
-"""A share below this prints as 0.0%."""
 HEAVY = 0.5
 """A unit that costs this many layers more or less than one is worth its name."""
 
 ALIKE = 1.2
 """Layers whose costs differ by less than this factor are alike, and so a measure for what is none."""
+
+_Pass: TypeAlias = tuple[str, int, int]
+"""Action, micro-batch and chunk."""
 
 
 @dataclass(frozen=True)
@@ -58,35 +63,41 @@ def shares(row: StageSeconds, compute: dict[str, float], host: float) -> str:
 
     ``host``: share of the state, in which loading input is, as everywhere beside the other states.
     """
-    texts = [f"{name} {share:.1%}" for name, share in compute.items() if share >= LITTLE]
-    left = sum(share for share in compute.values() if share < LITTLE)
+    told = {name: share for name, share in compute.items() if share >= LITTLE}
+    texts = [f"{name} {share:.1%}" for name, share in told.items()]
     groups = sorted((row.groups | {"other": host * row.step}).items(), key=lambda pair: -pair[1])
     for key, seconds in groups:
-        if key == "compute":
-            continue
-        if seconds < LITTLE * row.step:
-            left += seconds / row.step
+        if key == "compute" or seconds < LITTLE * row.step:
             continue
         parts = getattr(row, key) if key != "other" else {}
-        inside = ", ".join(_parts_told({n: s / row.step for n, s in parts.items()}))
+        told[key] = seconds / row.step
+        inside = ", ".join(_parts_told({n: s / row.step for n, s in parts.items()}, told[key]))
         name = "host" if key == "other" else WORDS[key]
-        texts.append(f"{name} {seconds / row.step:.1%}" + (f" ({inside})" if inside else ""))
-    return f"{', '.join([*texts, *rest(left)])}, of a {format_time(row.step)} step"
+        texts.append(f"{name} {told[key]:.1%}" + (f" ({inside})" if inside else ""))
+    return f"{', '.join([*texts, *rest(told.values())])}, of a {format_time(row.step)} step"
 
 
-def rest(left: float) -> list[str]:
-    """What stands behind shares that are told: those ``left`` out, so that all add up; nothing where that is 0.0%.
+def rest(told: Iterable[float], whole: float = 1.0) -> list[str]:
+    """What stands behind shares that are ``told``, so that all add up to the ``whole`` as they are printed; nothing
+    where they do.
 
-    >>> rest(0.004), rest(0.0004)
-    (['rest 0.4%'], [])
+    >>> rest([0.5, 0.4]), rest([0.7, 0.2999]), rest([0.017], 0.0174)
+    (['rest 10.0%'], [], [])
     """
-    return [f"rest {left:.1%}"] if left >= UNSEEN else []
+    tenths = _tenths(whole) - sum(map(_tenths, told))
+    return [f"rest {tenths / 1000:.1%}"] if tenths > 0 else []
 
 
-def _parts_told(shares: dict[str, float]) -> list[str]:
+def _tenths(share: float) -> int:
+    """A share as it is printed, in tenths of a percent."""
+    return round(1000 * share)
+
+
+def _parts_told(shares: dict[str, float], whole: float) -> list[str]:
     """Parts of a group worth a word, and what the others are together; none where none is."""
-    told = [f"{name} {share:.1%}" for name, share in shares.items() if share >= LITTLE]
-    return told + rest(sum(share for share in shares.values() if share < LITTLE)) if told else []
+    told = {name: share for name, share in shares.items() if share >= LITTLE}
+    texts = [f"{name} {share:.1%}" for name, share in told.items()]
+    return texts + rest(told.values(), whole) if told else []
 
 
 def _over(dim: str) -> str:
@@ -172,10 +183,56 @@ def _of_schedule(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
     sentence = f"the schedule has to fill and drain the pipeline: {parts}, {share}"
     formula = ideal_bubble(timeline)
     if formula is None:
-        return sentence
+        return sentence + _of_split_backward(timeline)
     p, v, m = formula
     chunks = f"({v} x {m})" if v > 1 else f"{m}"
     return f"{sentence}, and (p-1)/{'vm' if v > 1 else 'm'} = {p - 1}/{chunks} is {(p - 1) / (v * m):.1%}"
+
+
+def _of_split_backward(timeline: Timeline) -> str:
+    """Beside what a schedule that splits backward leaves idle, the formula of its paper; empty where none is stated.
+
+    It is of passes that take alike (F = I = W), as papers state it: 3 passes of each chunk and micro-batch.
+    """
+    known = split_backward(timeline)
+    if known is None:
+        return ""
+    row, p, v, m = known
+    idle = row.bubble(p, v, m, UNIT) if row.bubble is not None else None
+    if idle is None:
+        return ""
+    passes = f"(3 x {v} x {m})" if v > 1 else f"(3 x {m})"
+    return f", where its formula has {idle:g}/{passes}, {idle / (3 * v * m):.1%}, if F, I and W take alike"
+
+
+@kept_with_first(maxsize=None)
+def split_backward(timeline: Timeline) -> tuple[Schedule, int, int, int] | None:
+    """The schedule that splits backward whose order this run kept, searched for passes that take alike or as long as
+    they do in this run: with its stages, the chunks of each and its micro-batches; None for any other."""
+    ranks = [int(r[0]) for r in pipeline.stages(timeline)]
+    done = pipeline.actions(timeline, ranks)
+    last = done[max(done)]
+    if "W" not in {a.action for a in last}:
+        return None
+    p, v, m = len(ranks), 1 + max(a.chunk for a in last), len({a.microbatch for a in last})
+    seen = [[(a.action, a.microbatch, a.chunk) for a in last if a.rank == rank] for rank in ranks]
+    took = pass_medians(pipeline.of_ranks(last, np.array(ranks)))
+    costs = PassCosts(took.get("F", 0.0), took.get("I", 0.0), took["W"])
+    for row in SCHEDULES.values():
+        searched = any(option.name == "costs" for option in row.options)
+        options: list[dict[str, PassCosts]] = [{}, {"costs": costs}] if searched else [{}]
+        if row.splits_backward and any(_order_of(row, p, v, m, option) == seen for option in options):
+            return row, p, v, m
+    return None
+
+
+def _order_of(row: Schedule, p: int, v: int, m: int, options: Mapping[str, PassCosts]) -> list[list[_Pass]] | None:
+    """Each rank's actions, micro-batches and chunks; None where a schedule is not for so many."""
+    try:
+        orders = row.order(p, v, m, **options)
+    except ScenarioError:
+        return None
+    return [[tuple(action) for slot in order for action in slot] for order in orders]
 
 
 def _passes_of_a_stage(timeline: Timeline) -> float:
