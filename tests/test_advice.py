@@ -89,7 +89,7 @@ def test_a_larger_batch_is_no_remedy_where_it_does_not_fit():
     result = package.load("why_launch_bound").run()
     facts = RunFacts.of(result.to_dict())
     with_room = " ".join(explain(result.timeline, facts).causes)
-    assert "a larger micro-batch, fused kernels or CUDA graphs would help" in with_room
+    assert "a larger micro-batch (x2 fits in memory), fused kernels or CUDA graphs would help" in with_room
     full = {**facts.memory.by, "activations": facts.memory.device_bytes}
     short = " ".join(explain(result.timeline, _with_memory(facts, full)).causes)
     assert "them; fused kernels or CUDA graphs would help" in short
@@ -97,3 +97,27 @@ def test_a_larger_batch_is_no_remedy_where_it_does_not_fit():
 
 def _with_memory(facts, by):
     return msgspec.structs.replace(facts, memory=msgspec.structs.replace(facts.memory, by=by))
+
+
+def split_run():
+    changes = {"cluster.nodes": 1, "model.name": "gpt2", "parallel": {"tp": 4}, "strategy.micro_batch_size": 1}
+    return package.load("ddp_gpt2_xl_2x8_a100", changes).run()
+
+
+def test_the_headline_of_a_split_run_says_whether_larger_micro_batches_fit():
+    """It advised them whatever memory there was, but for what is certain not to fit."""
+    result = split_run()
+    facts = result.facts()
+    assert "larger micro-batches (x2 fits in memory), CUDA graphs" in explain(result.timeline, facts).verdict
+    unknown = explain(result.timeline, RunFacts()).verdict
+    assert "larger micro-batches (where memory has room), CUDA graphs" in unknown
+    held = sum(facts.memory.by.values())
+    memory = facts.memory
+    device = held + facts.memory.by["activations"] + facts.memory.by["logits"] + 1.0  # just holds twice the samples
+    tight = msgspec.structs.replace(facts, memory=msgspec.structs.replace(memory, device_bytes=device))
+    state, share = state_with(tight, 2.0)
+    assert state == "may run out"
+    told = f"larger micro-batches (x2, memory: likelihood of running out {share:.0%}), CUDA graphs"
+    assert told in explain(result.timeline, tight).verdict
+    short = msgspec.structs.replace(facts, memory=msgspec.structs.replace(memory, device_bytes=device - 2.0))
+    assert "GPUs compute them; CUDA graphs, compiled layers" in explain(result.timeline, short).verdict

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from clustersim.core.facts import RunFacts
-from clustersim.core.memory_states import DOES_NOT_FIT, FITS, MAY_RUN_OUT, likelihood, verdict_of
+from clustersim.core.memory_states import (
+    DOES_NOT_FIT,
+    FITS,
+    MAY_RUN_OUT,
+    UNLIKELY,
+    likelihood,
+    running_out,
+    verdict_of,
+)
 from clustersim.core.units import format_bytes
 from clustersim.explain.knobs import KNOB_NAMED
+from clustersim.explain.stalls import ROOM_UNKNOWN
 
 BUCKETS = KNOB_NAMED["bucket size"].turned
 IN_PLACE_OF_BUCKETS = {"fsdp": "another number of blocks a unit (blocks_per_unit)"}
@@ -48,9 +57,16 @@ def state_with(facts: RunFacts, factor: float) -> tuple[str, float]:
     return verdict_of(needed, shown, memory.device_bytes), share
 
 
-def has_room(facts: RunFacts, factor: float) -> bool:
-    """Whether ``factor`` times the samples a micro-batch may fit in memory; what is not known to be short has room."""
-    return needed_with(facts, factor) <= facts.memory.device_bytes
+def room_words(facts: RunFacts, factor: float) -> str | None:
+    """Whether memory has room for ``factor`` times the samples a micro-batch, as it stands behind advice to take more;
+    None where it has none, so that nobody advises them."""
+    if not facts.memory.device_bytes:
+        return ROOM_UNKNOWN
+    state, share = state_with(facts, factor)
+    if state == DOES_NOT_FIT:
+        return None
+    twice = f"x{factor:g}"
+    return f"{twice}, memory: {running_out(share)}" if share > UNLIKELY else f"{twice} fits in memory"
 
 
 def may_run_out(share: float) -> str:

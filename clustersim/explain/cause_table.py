@@ -29,7 +29,8 @@ class CauseWords:
     Parameters
     ----------
     name : as it is charged, and as ``stalls`` and ``--json`` have it. headline : behind "because", with ``{subject}``.
-        Larger micro-batches are advised as ``{larger_batches}``, which is empty where memory has no room for them.
+        Larger micro-batches are advised as ``{larger_batches}``, with whether memory has room
+        for them, and empty where it has none.
     sentence : what, where and by how much, without what it costs. headline_on_cpu, sentence_on_cpu : the same of a run
         that was profiled where no GPU is; empty where nothing differs. headline_of_several : of several subjects;
         empty where the headline is true of any number.
@@ -130,7 +131,7 @@ def headline(causes: Causes, name: str, subject: str, *, several: bool = False) 
     cause_row = CAUSE_NAMED[name]
     template = (cause_row.headline_on_cpu if causes.on_cpu else "") or cause_row.headline
     template = (cause_row.headline_of_several if several else "") or template
-    return template.format(subject=subject, larger_batches="larger micro-batches, " if causes.has_room else "")
+    return template.format(subject=subject, larger_batches=_larger(causes, "larger micro-batches"))
 
 
 def sentence(causes: Causes, charge: Charge) -> str:
@@ -146,6 +147,11 @@ def sentence(causes: Causes, charge: Charge) -> str:
     return f"{text} Cost: {format_time(causes.cost(charge))} of {whole} ({share:.1%}), mean over {over}."
 
 
+def _larger(causes: Causes, advice: str) -> str:
+    """Advice of larger micro-batches with whether memory has room for them; empty where it has none."""
+    return f"{advice} ({causes.room}), " if causes.room is not None else ""
+
+
 def _filled(template: str, causes: Causes, charge: Charge) -> str:
     return template.format(
         rank=charge.rank,
@@ -158,5 +164,5 @@ def _filled(template: str, causes: Causes, charge: Charge) -> str:
         held=op_quoted(causes, charge.holder_op),
         moved=op_quoted(causes, charge.holder_op if charge.holder_op >= 0 else charge.op),
         share=causes.share(charge),
-        larger_batch="a larger micro-batch, " if causes.has_room else "",
+        larger_batch=_larger(causes, "a larger micro-batch"),
     )

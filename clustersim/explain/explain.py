@@ -12,7 +12,7 @@ from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
-from clustersim.explain.advice import has_room, in_own_words, needed_with, roomy, state_with
+from clustersim.explain.advice import in_own_words, needed_with, room_words, roomy, state_with
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
 from clustersim.explain.cause_kinds import FACTOR
@@ -73,7 +73,7 @@ class Explanation:
 def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
     """Explain the steady state of a run, with its ``top`` causes. Where it is not ``bounded``, the what-if bounds are
     left out: they take as long as the rest together."""
-    all_causes = replace(causes(timeline), has_room=has_room(facts, FACTOR))
+    all_causes = replace(causes(timeline), room=room_words(facts, FACTOR))
     shares = breakdown(timeline, all_causes.cut)
     table = stalls(all_causes, top)
     path = critical_path(timeline)

@@ -38,6 +38,9 @@ from clustersim.explain.pipeline import has_pipeline
 from clustersim.explain.transfers import TransferFacts, transfer_facts
 from clustersim.explain.where import StageSeconds, where
 
+ROOM_UNKNOWN = "where memory has room"
+"""What is said of larger micro-batches where nobody knows the memory."""
+
 
 @dataclass(frozen=True, eq=False)
 class Causes:
@@ -45,7 +48,7 @@ class Causes:
 
     ``steps`` in the window; ``facts`` per transferring op; ``pace`` (world_size,) kernels' time over the role's median;
     ``late`` per step, what a late start of its communication exposes (:mod:`clustersim.explain.late_start`);
-    ``has_room`` : whether memory may hold larger micro-batches.
+    ``room`` : whether memory has room for larger micro-batches, in words; None where it has none.
     """
 
     timeline: Timeline
@@ -55,7 +58,7 @@ class Causes:
     facts: dict[int, TransferFacts]
     pace: Floats
     late: dict[int, LateStart]
-    has_room: bool = True
+    room: str | None = ROOM_UNKNOWN
 
     @cached_property
     def where(self) -> list[StageSeconds]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from clustersim.core.facts import RunFacts
 from clustersim.core.memory_states import UNLIKELY, running_out
 from clustersim.core.units import format_bytes, format_time
-from clustersim.explain.advice import has_room
+from clustersim.explain.advice import room_words
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.cause_kinds import FACTOR, CauseKind, WeighedKind, cause_kinds, subjects, weighed
 from clustersim.explain.cause_table import headline
@@ -43,7 +43,7 @@ def verdict(facts: RunFacts, causes: Causes, savings: Mapping[str, float] = NOTH
     savings : by knob, the share of a step that turning it by :data:`clustersim.explain.cause_kinds.FACTOR` saves, where
         that is known; elsewhere it is bounded for the costliest kinds of causes.
     """
-    causes = replace(causes, has_room=has_room(facts, FACTOR))
+    causes = replace(causes, room=room_words(facts, FACTOR))
     step_losses = losses(causes.timeline, causes.where) if causes.where else []
     step = (causes.cut.end - causes.cut.begin) / causes.steps
     whole = not has_steps(causes.timeline)
