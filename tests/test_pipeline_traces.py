@@ -15,11 +15,15 @@ from click.testing import CliRunner
 from pipeline_runs import record, simulated
 
 from clustersim.app import plots
+from clustersim.app.plots import stages
 from clustersim.app.cli import cli
 from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ProgramError, TraceError
 from clustersim.core.saved_run import SavedRun
 from clustersim.explain import pipeline
+from clustersim.explain.explain import explain
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.where import where
 from clustersim.files import traces
 from clustersim.files.traces.saved import load_run, save_run
 from clustersim.studies.replay.replay_scale import Scale
@@ -298,3 +302,20 @@ def test_a_step_that_is_not_there_is_named(clustersim, tmp_path):
 def test_the_gantt_chart_of_a_folder_is_drawn_too():
     run = traces.read(TINY)
     assert "Gantt chart" in plots.alt_text(plots.picture("gantt", SavedRun(run), plots.View(step=10)))
+
+
+def test_what_was_not_recorded_of_a_stage_is_a_part_of_where_its_step_went(tmp_path):
+    """Profilers of stage 1 that end with its gradients: its step was short of what they did not see."""
+    for file in TINY.iterdir():
+        lines = file.read_text().splitlines(keepends=True)
+        late = [line for line in lines if line.startswith("12,") and ",1,optimizer" in line]
+        (tmp_path / file.name).write_text("".join(line for line in lines if line not in late))
+    run = traces.read(tmp_path)
+    rows = where(run)
+    step = steady_window(run).step_time
+    assert [row.step for row in rows] == pytest.approx([step] * 3)
+    assert rows[2].unseen - rows[1].unseen == pytest.approx(0.029 / 2)  # clip and optimizer, of one of two steps
+    share = rows[0].unseen / step
+    assert f"not recorded {share:.1%}" in explain(run).shares
+    assert rows[2].to_dict()["not_recorded_s"] == rows[2].unseen
+    assert "not recorded" in plots.alt_text(stages.stage_bars(rows))

@@ -69,7 +69,7 @@ def shares(row: StageSeconds, compute: dict[str, float], host: float) -> str:
     for key, seconds in groups:
         if key == "compute" or seconds < LITTLE * row.step:
             continue
-        parts = getattr(row, key) if key != "other" else {}
+        parts = getattr(row, key) if key not in {"other", "unseen"} else {}
         told[key] = seconds / row.step
         inside = ", ".join(_parts_told({n: s / row.step for n, s in parts.items()}, told[key]))
         name = "host" if key == "other" else WORDS[key]
@@ -120,7 +120,7 @@ def _bubbles(timeline: Timeline, rows: Sequence[StageSeconds]) -> Iterator[StepL
 
 def waits_for(timeline: Timeline, stages: Sequence[StageSeconds]) -> str:
     """Who waits for the slowest stage, and what that one has more."""
-    busy = [row.step - sum(row.bubble.values()) for row in stages]
+    busy = [row.step - row.unseen - sum(row.bubble.values()) for row in stages]
     slow = int(np.argmax(busy))
     waiting_stages = [row.stage for row in stages if row.bubble.get("imbalance", 0.0) >= LITTLE * row.step]
     who = f"stage {waiting_stages[0]} waits" if len(waiting_stages) == 1 else "the other stages wait"

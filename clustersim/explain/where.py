@@ -8,7 +8,8 @@
   messages, ``imbalance`` is the wait for a slower stage, ``uneven`` for single passes that took longer and messages on
   their way, and ``tail`` is outside the passes: ranks that are done wait at the gradient norm or for the step's end.
 
-What is left is ``compute`` and ``other`` (the host, its copies). Of an asynchronous schedule, whose steps overlap,
+What is left is ``compute`` and ``other`` (the host, its copies), and ``unseen`` of a measured run: before a rank's
+first span and behind its last, where profilers began and ended at other times. Of an asynchronous schedule, whose steps overlap,
 ``drain`` is the end of the run, and ``imbalance`` what the busiest stage has to do more. Costs no run again.
 """
 
@@ -26,7 +27,7 @@ from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
 from clustersim.explain import pipeline
-from clustersim.explain.breakdown import steady_pieces
+from clustersim.explain.breakdown import NOT_RECORDED, ROUNDING, steady_pieces
 from clustersim.explain.dimensions import DIMENSIONS, dimension
 from clustersim.explain.metrics import SteadyWindow, steady_window
 from clustersim.explain.pace import MOST_SPANS, RankClasses
@@ -41,6 +42,7 @@ WORDS = {
     "waiting": "waiting for a peer",
     "bubble": "bubble",
     "other": "host, other",
+    "unseen": NOT_RECORDED,
 }
 """What every table calls the groups."""
 
@@ -49,7 +51,7 @@ WORDS = {
 class StageSeconds:
     """Seconds of a step, mean over the ranks of a stage, or over all that train (``stage`` -1).
 
-    ``exposed`` and ``waiting`` by :data:`~clustersim.explain.dimensions.DIMENSIONS`, ``bubble`` by :data:`BUBBLES`;
+    ``unseen`` is what a profiler did not record; ``exposed`` and ``waiting`` by :data:`~clustersim.explain.dimensions.DIMENSIONS`, ``bubble`` by :data:`BUBBLES`;
     what is nothing is not in them.
     """
 
@@ -59,6 +61,7 @@ class StageSeconds:
     exposed: dict[str, float] = field(default_factory=dict)
     waiting: dict[str, float] = field(default_factory=dict)
     bubble: dict[str, float] = field(default_factory=dict)
+    unseen: float = 0.0
 
     @property
     def groups(self) -> dict[str, float]:
@@ -69,6 +72,7 @@ class StageSeconds:
             "waiting": sum(self.waiting.values()),
             "bubble": sum(self.bubble.values()),
             "other": self.other,
+            "unseen": self.unseen,
         }
 
     @property
@@ -84,6 +88,8 @@ class StageSeconds:
                 yield key, name, seconds
         if self.other:
             yield "other", "", self.other
+        if self.unseen:
+            yield "unseen", "", self.unseen
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as ``clustersim run --json`` has them."""
@@ -91,7 +97,9 @@ class StageSeconds:
             f"{name}_s": getattr(self, key)
             for key, name in (("exposed", "exposed_transfer"), ("waiting", "waiting_for_peer"), ("bubble", "bubble"))
         }
-        return {"stage": self.stage, "step_s": self.step, "compute_s": self.compute, "other_s": self.other, **split}
+        alone = {"compute_s": self.compute, "other_s": self.other}
+        unseen = {"not_recorded_s": self.unseen} if self.unseen else {}
+        return {"stage": self.stage, "step_s": self.step, **alone, **unseen, **split}
 
 
 @kept_with_first(maxsize=None)
@@ -99,7 +107,7 @@ def where(timeline: Timeline) -> list[StageSeconds]:
     """The mean over all ranks that train, then, of a pipeline, a row per stage; of the steady state."""
     window = steady_window(timeline)
     if pipeline.has_pipeline(timeline):
-        rows = _of_stages(timeline, window)
+        rows = [_with_unseen(timeline, window, row) for row in _of_stages(timeline, window)]
         return [_row(-1, np.mean(rows, axis=0)), *(_row(s, row) for s, row in enumerate(rows))]
     cut = steady_pieces(timeline)
     train = np.zeros(timeline.world_size)
@@ -136,11 +144,13 @@ COLUMNS = (
     *(("exposed", name) for name in DIMENSIONS),
     *(("waiting", name) for name in DIMENSIONS),
     *(("bubble", name) for name in BUBBLES),
+    ("unseen", ""),
 )
 """What a row of numbers is of."""
 _COMPUTE, _OTHER, _EXPOSED, _WAITING = 0, 1, 2, 2 + len(DIMENSIONS)
 _BUBBLE = _WAITING + len(DIMENSIONS)
 _FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN, _TAIL = (_BUBBLE + k for k in range(len(BUBBLES)))
+_UNSEEN = _BUBBLE + len(BUBBLES)
 
 
 def _row(stage: int, seconds: Floats) -> StageSeconds:
@@ -148,8 +158,9 @@ def _row(stage: int, seconds: Floats) -> StageSeconds:
     for (key, name), value in zip(COLUMNS, seconds.tolist(), strict=True):
         if value > 0:
             by_state[key][name] = value
-    compute, other_s = (by_state[key].get("", 0.0) for key in ("compute", "other"))
-    return StageSeconds(stage, compute, other_s, by_state["exposed"], by_state["waiting"], by_state["bubble"])
+    compute, other_s, unseen = (by_state[key].get("", 0.0) for key in ("compute", "other", "unseen"))
+    parts = (by_state[key] for key in ("exposed", "waiting", "bubble"))
+    return StageSeconds(stage, compute, other_s, *parts, unseen)
 
 
 def _columns(timeline: Timeline, cut: Pieces) -> Ints:
@@ -209,6 +220,14 @@ def _of_stages(timeline: Timeline, window: SteadyWindow) -> list[Floats]:
         for stage, row in enumerate(_of_replica(steps, sums[places], [waits[k] for k in places.tolist()])):
             rows[stage] += weight * row
     return rows
+
+
+def _with_unseen(timeline: Timeline, window: SteadyWindow, row: Floats) -> Floats:
+    """A stage's row with what a profiler did not record of the window there."""
+    left = window.step_time - float(row.sum())
+    if timeline.source != "simulated" and left > ROUNDING * window.step_time:
+        row[_UNSEEN] = left
+    return row
 
 
 def _waits(timeline: Timeline, cut: Pieces) -> list[Floats]:

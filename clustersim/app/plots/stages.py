@@ -37,8 +37,9 @@ from clustersim.core.memory_parts import part_label
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain import pipeline
+from clustersim.explain.breakdown import NOT_RECORDED
 from clustersim.explain.dimensions import DIMENSIONS
-from clustersim.explain.where import BUBBLES, StageSeconds
+from clustersim.explain.where import BUBBLES, WORDS, StageSeconds
 
 LEAST = 0.002
 """Share of the step below which a part is not drawn."""
@@ -67,6 +68,7 @@ def stage_bars(rows: Sequence[StageSeconds], title: str | None = None, *, ax: Ax
     for (key, name), look in _parts(bars):
         width = np.array([_seconds(row, key, name) for row in bars]) * scale
         labels = {"exposed": f"{name} transfer", "waiting": f"waiting, {name}", "bubble": f"bubble, {name}"}
+        labels["unseen"] = NOT_RECORDED
         label = labels.get(key, key)
         axes.barh(
             y,
@@ -115,6 +117,7 @@ def _parts(rows: Sequence[StageSeconds]) -> list[tuple[tuple[str, str], AreaStyl
         *((("waiting", d), AreaStyle("white", "//////", dimensions[d])) for d in DIMENSIONS),
         *((("bubble", b), AreaStyle(_GREYS[b], _HATCH[b], width=0.4)) for b in BUBBLES),
         (("other", ""), AreaStyle(palette["other"], width=1.0)),
+        (("unseen", ""), AreaStyle("white", width=0.4)),
     ]
     return [(part, look) for part, look in styled if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
 
@@ -126,7 +129,9 @@ def _seconds(row: StageSeconds, key: str, name: str) -> float:
 def _alt(rows: Sequence[StageSeconds]) -> str:
     captions = []
     for row in rows:
-        parts = ", ".join(f"{name or key} {s / row.step:.1%}" for key, name, s in row.parts() if s > LEAST * row.step)
+        parts = ", ".join(
+            f"{name or WORDS[key]} {s / row.step:.1%}" for key, name, s in row.parts() if s > LEAST * row.step
+        )
         captions.append(f"{'all' if row.stage < 0 else f'stage {row.stage}'}: {parts}")
     return f"Where a step of {format_time(rows[0].step)} goes at each stage. " + "; ".join(captions) + "."
 
