@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from pipeline_runs import record, simulated
 
 from clustersim.app import plots
-from clustersim.app.plots import stages
 from clustersim.app.cli import cli
+from clustersim.app.plots import stages
 from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ProgramError, TraceError
 from clustersim.core.saved_run import SavedRun

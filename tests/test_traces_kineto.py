@@ -196,6 +196,19 @@ def test_waiting_for_launches_is_a_share_of_the_steps_that_all_shares_are_of(tmp
     assert digest.waiting_for_launch_share == pytest.approx(18 / 200)
 
 
+def test_a_process_without_a_gpu_among_gpus_is_in_no_mean_and_said(tmp_path):
+    """A loader's profile in the folder: its busy host was counted as a busy GPU."""
+    save(tmp_path / "rank0.json", [*gemm(0, 50, -5, 1), *gemm(50, 10, 40, 2), *gemm(90, 10, 80, 3)], 0, 2)
+    alone = of_run(traces.read(tmp_path / "rank0.json"))
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::index", "pid": 1, "tid": 1, "ts": 0.0, "dur": 10.0}
+    save(tmp_path / "rank1.json", [operator], 1, 2)
+    both = of_run(traces.read(tmp_path))
+    assert both.ranks_measured == 1
+    assert both.compute_share == alone.compute_share == pytest.approx([0.7])
+    (left_out,) = both.skipped
+    assert left_out.endswith("rank1.json: a process without a GPU among GPUs: in no figure")
+
+
 def test_what_the_program_writes_it_reads_back(tmp_path):
     ops = (
         OpInfo("fwd", "compute", "compute"),

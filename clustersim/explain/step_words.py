@@ -232,7 +232,7 @@ def _order_of(row: Schedule, p: int, v: int, m: int, options: Mapping[str, PassC
         orders = row.order(p, v, m, **options)
     except ScenarioError:
         return None
-    return [[tuple(action) for slot in order for action in slot] for order in orders]
+    return [[(a.kind, a.microbatch, a.chunk) for slot in order for a in slot] for order in orders]
 
 
 def _passes_of_a_stage(timeline: Timeline) -> float:

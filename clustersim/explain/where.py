@@ -9,8 +9,8 @@
   their way, and ``tail`` is outside the passes: ranks that are done wait at the gradient norm or for the step's end.
 
 What is left is ``compute`` and ``other`` (the host, its copies), and ``unseen`` of a measured run: before a rank's
-first span and behind its last, where profilers began and ended at other times. Of an asynchronous schedule, whose steps overlap,
-``drain`` is the end of the run, and ``imbalance`` what the busiest stage has to do more. Costs no run again.
+first span and behind its last, where profilers began and ended at other times. Of an asynchronous schedule, whose steps
+overlap, ``drain`` is the end of the run, and ``imbalance`` what the busiest stage has to do more. Costs no run again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ WORDS = {
 class StageSeconds:
     """Seconds of a step, mean over the ranks of a stage, or over all that train (``stage`` -1).
 
-    ``unseen`` is what a profiler did not record; ``exposed`` and ``waiting`` by :data:`~clustersim.explain.dimensions.DIMENSIONS`, ``bubble`` by :data:`BUBBLES`;
-    what is nothing is not in them.
+    ``exposed`` and ``waiting`` by :data:`~clustersim.explain.dimensions.DIMENSIONS`, ``bubble`` by :data:`BUBBLES`;
+    what is nothing is not in them. ``unseen`` is what a profiler did not record.
     """
 
     stage: int
@@ -159,8 +159,7 @@ def _row(stage: int, seconds: Floats) -> StageSeconds:
         if value > 0:
             by_state[key][name] = value
     compute, other_s, unseen = (by_state[key].get("", 0.0) for key in ("compute", "other", "unseen"))
-    parts = (by_state[key] for key in ("exposed", "waiting", "bubble"))
-    return StageSeconds(stage, compute, other_s, *parts, unseen)
+    return StageSeconds(stage, compute, other_s, by_state["exposed"], by_state["waiting"], by_state["bubble"], unseen)
 
 
 def _columns(timeline: Timeline, cut: Pieces) -> Ints:

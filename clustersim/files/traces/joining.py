@@ -42,11 +42,14 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     """The Timeline of some or all ranks of a run. Raises :class:`TraceError` where they are not of one run."""
     traces = sorted(traces, key=lambda t: t.rank)
     world = _world(traces)
+    hosts_alone = [t for t in traces if _is_host_alone(t, traces)]
+    traces = [t for t in traces if t not in hosts_alone]
     keyed = {t.rank: _keyed(t) for t in traces}
     offsets = _clock_offsets(traces, keyed)
     origin = min(t.begin - offsets[t.rank] for t in traces)
     build = _TimelineBuild(world)
     skipped: Counter[str] = Counter()
+    skipped.update(f"{t.source}: a process without a GPU among GPUs: in no figure" for t in hosts_alone)
     for t in traces:
         skipped.update(t.skipped)
         _add_work(build, t, offsets[t.rank] + origin)
@@ -71,6 +74,12 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     run = build.timeline(source, stats, node)
     _add_late_launches(run, traces, zero)
     return run
+
+
+def _is_host_alone(trace: RankTrace, traces: Sequence[RankTrace]) -> bool:
+    """Whether a process ran on its host alone where others had GPUs, and took part in none of their collectives: a
+    launcher or a loader of data, whose busy host is no busy GPU."""
+    return trace.on_cpu and not trace.seen and any(not other.on_cpu and other.work for other in traces)
 
 
 def _world(traces: Sequence[RankTrace]) -> int:
