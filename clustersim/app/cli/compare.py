@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -55,7 +56,18 @@ def _print(scenario: str, rows: list[ComparisonRow], *, split: bool) -> None:
     named = [(label_of(row.strategy, row.variant, split=split), row) for row in rows]
     console.print(number_table(title, heads, ([name, *_cells(row, split=split)] for name, row in named)))
     console.say("- B/param: bytes a parameter of model states, unsplit: rows compare where it is the same")
+    console.say(*_fewer_steps(rows))
     console.say(*(f"- {name}: {row.reason}" for name, row in named if row.reason))
+
+
+def _fewer_steps(rows: Sequence[ComparisonRow]) -> Iterator[str]:
+    """Why the scenario's own row may differ from its run in the last digits: steps differ, and fewer are played."""
+    for row in rows:
+        if row.own and row.steps and row.steps_asked and row.steps < row.steps_asked:
+            yield (
+                f"- {row.steps} steps are played of each, where `run` plays the scenario's {row.steps_asked}: "
+                "steps differ a little (jitter), so that its own row is not to the digit what `run` says"
+            )
 
 
 def _cells(row: ComparisonRow, *, split: bool) -> list[str]:

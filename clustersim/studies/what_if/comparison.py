@@ -101,6 +101,8 @@ class ComparisonRow(msgspec.Struct, frozen=True):
     bytes_per_parameter : of model states, unsplit: what tells precisions apart.
     peak_memory_bytes, bytes_sent_per_gpu : of a GPU, in a step. fits : in its memory.
     reason : why it cannot be run, which leaves its figures None, or does not fit; empty otherwise.
+    steps : how many were played, of ``steps_asked`` in the scenario: its own run is a mean over more of them where that
+        is more, and steps differ a little.
     """
 
     strategy: str
@@ -117,6 +119,8 @@ class ComparisonRow(msgspec.Struct, frozen=True):
     bytes_sent_per_gpu: float | None = None
     fits: bool | None = None
     reason: str = ""
+    steps: int | None = None
+    steps_asked: int | None = None
 
 
 def compare(
@@ -263,6 +267,7 @@ def _row(own: Scenario, form: ComparisonCase) -> ComparisonRow:
     except ClusterSimError as error:
         return ComparisonRow(form.kind, form.variant, form.own, reason=told(str(error)))
     figures = {name: result.summary[name] for name in ComparisonRow.__struct_fields__ if name in result.summary}
+    figures |= {"steps": other_scenario.steps, "steps_asked": own.steps}
     figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits, "bytes_per_parameter": state_bytes}
     return ComparisonRow(
         form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict)
