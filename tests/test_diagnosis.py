@@ -305,6 +305,22 @@ def test_a_lost_rail_is_found_by_the_log_of_nccl(tmp_path):
     assert (answer.suspects[0].kind, answer.suspects[0].port) == ("lost_nic", "node1/mlx5_3")
 
 
+FLAPS = {"match": "node1/nic3", "factor": 0.001, "from": "0.1 s", "until": "0.13 s", "every": "0.4 s"}
+
+
+def test_profiles_alone_do_not_tell_a_lost_rail_from_a_link_that_flaps_and_say_so(tmp_path):
+    """Of a lost rail they named a flapping link, more than half sure."""
+    lost = {"cluster.changes": [{"match": "node1/nic3", "remove": True}]}
+    answer = hidden(tmp_path / "lost", SPLIT, lost, ("profiles",))
+    shares = {suspect.kind: suspect.confidence for suspect in answer.suspects}
+    assert not answer.confident
+    assert shares["lost_nic"] == pytest.approx(shares["flapping_link"])
+    assert any("profiles do not tell these apart" in text for text in answer.findings)
+    answer = hidden(tmp_path / "flaps", SPLIT, {"cluster.changes": [FLAPS]}, ("profiles",))
+    assert answer.suspects[0].kind == "flapping_link"
+    assert not any("do not tell these apart" in text for text in answer.findings)
+
+
 def test_what_all_ranks_wait_for_alike_does_not_show_in_profiles_and_counters_tell(tmp_path):
     job = ("ddp_gpt2_xl_2x8_a100", {})
     slow = {"cluster.changes": [{"match": "node1/nic3", "factor": 0.5}]}

@@ -230,6 +230,7 @@ def _of_slow(slow: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
 def _of_transfers(steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site) -> Finding:
     """No measured rank is slow: do transfers take longer than in other steps?"""
     ratio, alike = _transfer_ratio(steps)
+    shared = not alike and _as_of_a_shared_nic(steps)
     measured = frozenset(int(rank) for rank in steps.ranks)
     hidden = frozenset(range(site.ranks)) - measured
     if ratio < 1 + LEAST_TRANSFER:
@@ -247,10 +248,13 @@ def _of_transfers(steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site)
     certain = SURE if steps.whole or not hidden else PARTLY
     inside = len(set(site.hosts.values())) == 1 and len(site.hosts) >= site.ranks
     text += ", in one machine, whose ranks meet over no NIC" if inside else ""
+    text += f", {SHARED_OR_FLAPPING}" if shared and not inside else ""
 
     def likely(suspect: Suspect) -> float:
         if inside and suspect.kind in LINKS_SLOW:
             return UNLIKELY
+        if shared and suspect.kind in ("flapping_link", *SHARING):
+            return PARTLY
         if suspect.kind in ("slow_link", "congestion"):
             return certain if alike else SELDOM
         if suspect.kind == "flapping_link":
@@ -264,6 +268,27 @@ def _of_transfers(steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site)
         return UNLIKELY
 
     return finding("profiles", text, suspects, likely)
+
+
+SHARING = ("lost_nic", "wrong_rail")
+"""Kinds in which groups that had a NIC each meet on one: who is there at the same time takes longer."""
+MOST_SHARED = 3.0
+"""Two groups on one NIC take up to twice as long as alone; a transfer that takes more than this many times its usual
+time stood still."""
+SHARED_OR_FLAPPING = (
+    "the same in every step, as of groups that share a NIC (one lost, or cabled wrongly) and of a link that flaps many "
+    "times a step: profiles do not tell these apart, NCCL's logs and the NICs' counters do"
+)
+
+
+def _as_of_a_shared_nic(steps: ProfiledSteps) -> bool:
+    """Whether some transfers of every step take longer, and none so long that it must have stood still: what meets on
+    a NIC meets in each step, and a link that flaps from time to time leaves steps alone."""
+    usual_s = {key: _usual(steps, key) for seconds in steps.transfers for key, _ in seconds}
+    longest = [
+        max((took / usual_s[key] for key, took in seconds if usual_s[key]), default=1.0) for seconds in steps.transfers
+    ]
+    return bool(longest) and min(longest) > 1 + LEAST_TRANSFER and max(longest) < MOST_SHARED
 
 
 def _transfer_ratio(steps: ProfiledSteps) -> tuple[float, bool]:
