@@ -12,7 +12,8 @@ from clustersim.explain.cause_kinds import FACTOR, cause_kinds
 from clustersim.explain.cause_table import headline
 from clustersim.explain.explain import explain, weighed_again
 from clustersim.explain.stalls import causes, costliest
-from clustersim.explain.verdict import verdict
+from clustersim.explain.step_words import LossRemedy, StepLoss
+from clustersim.explain.verdict import verdict, weighed_losses
 
 FEW_MICRO_BATCHES = {"cluster.nodes": 2, "run.steps": 2, "parallel.global_batch_size": 16}
 """Two machines and a step of one micro-batch: gradients over the network are exposed."""
@@ -89,3 +90,31 @@ def test_a_planted_cause_keeps_its_verdict(name):
     kind = cause_kinds(causes(result.timeline))[0]
     assert f"{kind.share:.1%} of the step is lost because" in result.in_words
     assert "though" not in result.in_words
+
+
+IMBALANCE = StepLoss(0.34, "the other stages wait for stage 7", "imbalance")
+SCHEDULE = StepLoss(0.13, "the schedule has to fill and drain the pipeline", "schedule")
+
+
+def test_losses_of_a_pipeline_are_weighed_by_what_was_tried_against_them():
+    much = [LossRemedy("imbalance", "another layout", 0.30), LossRemedy("schedule", "zb_h1", 0.09)]
+    assert [row.loss for row in weighed_losses([IMBALANCE, SCHEDULE], much)] == [IMBALANCE]
+    little = [LossRemedy("imbalance", "another layout", 0.01), LossRemedy("schedule", "zb_h1", 0.09)]
+    first, passed = weighed_losses([IMBALANCE, SCHEDULE], little)
+    assert (first.loss, passed.loss) == (SCHEDULE, IMBALANCE)
+    assert (first.share, passed.share) == (0.09, 0.01)
+    assert [row.loss for row in weighed_losses([IMBALANCE, SCHEDULE], [])] == [IMBALANCE]
+
+
+def test_the_verdict_of_a_pipeline_says_what_would_give_back_what_it_loses():
+    """Other causes were weighed by what-ifs, and the losses of pipelines were not."""
+    result = package.load("1f1b_gpt2_xl_1x8_a100").run()
+    explained = explain(result.timeline, result.facts(), bounded=False)
+    helps = [LossRemedy("imbalance", "a layout", 0.30), LossRemedy("schedule", "a schedule", 0.097)]
+    text = weighed_again(explained, result.facts(), {}, helps).verdict
+    assert text.endswith("whose head costs 5.2 layers; a layout would save 30.0% of the time per sample.")
+    hardly = [LossRemedy("imbalance", "a layout", 0.01), LossRemedy("schedule", "a schedule", 0.097)]
+    text = weighed_again(explained, result.facts(), {}, hardly).verdict
+    assert "13.3% of the step is lost because the schedule has to fill and drain" in text
+    assert "34.0% is lost because the other stages wait for stage 7" in text
+    assert text.endswith("but a layout would save no more than 1.0% of the time per sample.")

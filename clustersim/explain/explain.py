@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from clustersim.explain.metrics import a_step, step_word
 from clustersim.explain.mixture import MixtureSeconds, mixture
 from clustersim.explain.pieces import KERNELS, Pieces, workers
 from clustersim.explain.stalls import Causes, causes, stalls
-from clustersim.explain.step_words import rest
+from clustersim.explain.step_words import LossRemedy, rest
 from clustersim.explain.step_words import shares as step_shares
 from clustersim.explain.verdict import verdict
 from clustersim.explain.waterfall import Waterfall, waterfall
@@ -102,15 +102,17 @@ def savings_of(bounds: Columns) -> dict[str, float]:
     return dict(zip(bounds["knob"].tolist(), bounds["saving"].tolist(), strict=True))
 
 
-def weighed_again(explanation: Explanation, facts: RunFacts, again: Mapping[str, float]) -> Explanation:
+def weighed_again(
+    explanation: Explanation, facts: RunFacts, again: Mapping[str, float], remedies: Sequence[LossRemedy] = ()
+) -> Explanation:
     """The explanation with its verdict by what knobs really save, where they were turned in a run of their own.
 
-    again : by knob, the share of a step that it saved.
+    again : by knob, the share of a step that it saved. remedies : of a split model's losses, choices made otherwise.
     """
-    if not again or explanation.charged is None:
+    if not (again or remedies) or explanation.charged is None:
         return explanation
     savings = savings_of(explanation.whatif) | dict(again)
-    return replace(explanation, verdict=verdict(facts, explanation.charged, savings))
+    return replace(explanation, verdict=verdict(facts, explanation.charged, savings, remedies))
 
 
 def _bounds(timeline: Timeline, facts: RunFacts, bounded: bool) -> Columns:

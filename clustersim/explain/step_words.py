@@ -33,10 +33,25 @@ _Pass: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class StepLoss:
-    """One way in which a step is longer than its compute: its share of the step, and why, after "because"."""
+    """One way in which a step is longer than its compute: its share of the step, and why, after "because".
+
+    ``key`` : what a remedy is told by: a part of the bubble (``schedule`` for what the schedule itself leaves idle), or
+    ``exposed`` and a dimension; empty where none is known.
+    """
 
     share: float
     why: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class LossRemedy:
+    """What was tried against a loss (``key`` of :class:`StepLoss`), in words, and what share of the time per sample it
+    saves."""
+
+    key: str
+    what: str
+    saving: float
 
 
 def losses(timeline: Timeline, rows: Sequence[StageSeconds]) -> list[StepLoss]:
@@ -44,7 +59,9 @@ def losses(timeline: Timeline, rows: Sequence[StageSeconds]) -> list[StepLoss]:
     row = rows[0]
     step_losses = list(_bubbles(timeline, rows))
     for dim, seconds in row.exposed.items():
-        step_losses.append(StepLoss(seconds / row.step, f"nothing hides the transfers of {_over(dim)}"))
+        step_losses.append(
+            StepLoss(seconds / row.step, f"nothing hides the transfers of {_over(dim)}", f"exposed {dim}")
+        )
     for dim, seconds in row.waiting.items():
         uneven = ", whose experts' loads differ" if dim == "EP" else ""
         step_losses.append(StepLoss(seconds / row.step, f"ranks wait for a late peer of {_over(dim)}{uneven}"))
@@ -108,10 +125,10 @@ def _bubbles(timeline: Timeline, rows: Sequence[StageSeconds]) -> Iterator[StepL
     row = rows[0]
     share = {name: seconds / row.step for name, seconds in row.bubble.items()}
     if share.get("imbalance", 0.0) > 0:
-        yield StepLoss(share["imbalance"], waits_for(timeline, rows[1:]))
+        yield StepLoss(share["imbalance"], waits_for(timeline, rows[1:]), "imbalance")
     itself = sum(share.get(name, 0.0) for name in ("fill", "drain", "gaps"))
     if itself > 0:
-        yield StepLoss(itself, _of_schedule(timeline, rows))
+        yield StepLoss(itself, _of_schedule(timeline, rows), "schedule")
     if share.get("uneven", 0.0) > 0:
         yield StepLoss(share["uneven"], "single passes took longer than the others, or messages were on their way")
     if share.get("tail", 0.0) > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from clustersim.core.facts import RunFacts
@@ -16,7 +16,7 @@ from clustersim.explain.cause_table import headline
 from clustersim.explain.metrics import has_steps, step_word
 from clustersim.explain.pieces import KERNELS, workers
 from clustersim.explain.stalls import Causes
-from clustersim.explain.step_words import StepLoss, losses
+from clustersim.explain.step_words import LossRemedy, StepLoss, losses
 
 DOING = {
     "compute-bound": "compute-bound kernels",
@@ -37,17 +37,23 @@ BESIDE_LOSSES = frozenset({"slow rank", "uneven experts", "calls", "host", "host
 what the host takes is neither bubble, transfer nor waiting."""
 
 
-def verdict(facts: RunFacts, causes: Causes, savings: Mapping[str, float] = NOTHING_TRIED) -> str:
+def verdict(
+    facts: RunFacts,
+    causes: Causes,
+    savings: Mapping[str, float] = NOTHING_TRIED,
+    remedies: Sequence[LossRemedy] = (),
+) -> str:
     """What the run came to, and what it loses most by, in one sentence.
 
     savings : by knob, the share of a step that turning it by :data:`clustersim.explain.cause_kinds.FACTOR` saves, where
         that is known; elsewhere it is bounded for the costliest kinds of causes.
+    remedies : what was tried against the losses of a split model.
     """
     causes = replace(causes, room=room_words(facts, FACTOR))
     step_losses = losses(causes.timeline, causes.where) if causes.where else []
     step = (causes.cut.end - causes.cut.begin) / causes.steps
     whole = not has_steps(causes.timeline)
-    return f"{came_to(facts, step, whole=whole)}; {_lost(causes, step_losses, savings)}."
+    return f"{came_to(facts, step, whole=whole)}; {_lost(causes, step_losses, savings, remedies)}."
 
 
 def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
@@ -65,7 +71,9 @@ def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
     return f"{text}, if {' and '.join(doubts)}" if doubts else text
 
 
-def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> str:
+def _lost(
+    causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float], remedies: Sequence[LossRemedy]
+) -> str:
     kinds = cause_kinds(causes)
     period = step_word(causes.timeline)
     if step_losses:
@@ -73,7 +81,7 @@ def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str,
         if beside is not None and beside.share > max(SMALL, step_losses[0].share):
             return f"{beside.share:.1%} of the {period} is lost{_parts(causes, beside)} because {_why(causes, beside)}"
         if step_losses[0].share >= SMALL:
-            return f"{step_losses[0].share:.1%} of the {period} is lost because {step_losses[0].why}"
+            return _of_losses(weighed_losses(step_losses, remedies), period)
     if not kinds:
         who = "ranks" if causes.on_cpu else "GPUs"
         return f"{who} compute all the time, and {_mostly(causes)}"
@@ -85,6 +93,49 @@ def _lost(causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str,
     text = f"{best.kind.share:.1%} of the {period} is lost{parts} because {_why(causes, best.kind)}{_though(best)}"
     passed = next((row for row in others if row.kind.share > best.kind.share), None)
     return text if passed is None else f"{text}; {_passed(causes, passed)}"
+
+
+@dataclass(frozen=True)
+class WeighedLoss:
+    """A loss of a split model's step, and the best that was tried against it; None where nothing was."""
+
+    loss: StepLoss
+    remedy: LossRemedy | None
+
+    @property
+    def share(self) -> float:
+        """What can be had back of it: of what nothing was tried against, all."""
+        return self.loss.share if self.remedy is None else min(self.loss.share, max(0.0, self.remedy.saving))
+
+
+def weighed_losses(step_losses: Sequence[StepLoss], remedies: Sequence[LossRemedy]) -> list[WeighedLoss]:
+    """Losses that had to be weighed to say which can be had back most of: that one first, then those that cost more
+    and can be had back less. ``step_losses`` : the largest first."""
+    tried: list[WeighedLoss] = []
+    for loss in step_losses:
+        if loss.share < SMALL or (tried and max(row.share for row in tried) >= loss.share):
+            break
+        against = [remedy for remedy in remedies if remedy.key == loss.key]
+        tried.append(WeighedLoss(loss, max(against, key=lambda remedy: remedy.saving, default=None)))
+    best = max(tried, key=lambda row: row.share)
+    return [best, *(row for row in tried if row is not best)]
+
+
+def _of_losses(weighed_rows: Sequence[WeighedLoss], period: str) -> str:
+    """What a split model loses most by that can be had back, what would do so, and what costs more but cannot."""
+    best, *others = weighed_rows
+    text = f"{best.loss.share:.1%} of the {period} is lost because {best.loss.why}"
+    if best.remedy is not None:
+        saved = f"{max(0.0, best.remedy.saving):.1%} of the time per sample"
+        little = best.share < MUCH * best.loss.share
+        text += f", though {best.remedy.what} would save no more than {saved}" if little else ""
+        text += "" if little else f"; {best.remedy.what} would save {saved}"
+    passed = next((row for row in others if row.loss.share > best.loss.share), None)
+    if passed is None or passed.remedy is None:
+        return text
+    saved = f"{max(0.0, passed.remedy.saving):.1%} of the time per sample"
+    why = f"{passed.loss.share:.1%} is lost because {passed.loss.why}"
+    return f"{text}; {why}, but {passed.remedy.what} would save no more than {saved}"
 
 
 def _why(causes: Causes, kind: CauseKind) -> str:

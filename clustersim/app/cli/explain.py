@@ -69,7 +69,7 @@ def explain(
     with working(f"explaining {loaded.title}") as progress:
         explanation = explained(loaded.timeline, loaded.run.facts, top=top)
         reruns = otherwise(loaded.prepared, loaded.timeline, explanation, asked=rerun, doing=progress.name)
-        explanation = weighed_again(explanation, loaded.run.facts, reruns.again)
+        explanation = weighed_again(explanation, loaded.run.facts, reruns.again, reruns.remedies)
     did: list[str] = []
     idle: list[str] = []  # what was changed and made no difference, and why
     if loaded.prepared is not None and loaded.prepared.scenario.changes:

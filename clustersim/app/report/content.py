@@ -60,7 +60,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     rerun = prepared is not None and short(timeline)
     explanation = explain(timeline, facts, bounded=rerun)
     reruns = otherwise(prepared, timeline, explanation)
-    explanation = weighed_again(explanation, facts, reruns.again)
+    explanation = weighed_again(explanation, facts, reruns.again, reruns.remedies)
     table = explanation.breakdown
     gantts = _gantts(run)
     title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"

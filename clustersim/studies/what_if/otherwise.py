@@ -17,6 +17,7 @@ from clustersim.explain.breakdown import breakdown
 from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.explain import Explanation
 from clustersim.explain.pieces import PieceState, workers
+from clustersim.explain.step_words import LossRemedy
 from clustersim.explain.whatif import PER_SAMPLE
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.run.held import held
@@ -49,6 +50,12 @@ class RerunAnswer:
     def ran(self) -> list[str]:
         """What was really run, in sentences."""
         return self.text if self.again or self.choices else []
+
+    @property
+    def remedies(self) -> list[LossRemedy]:
+        """Choices that fit in memory, by the loss that each is made against."""
+        made = [row for row in self.choices if row.choice.mends and row.fits]
+        return [LossRemedy(row.choice.mends, row.choice.what, row.saving) for row in made]
 
     @property
     def text(self) -> list[str]:

@@ -32,16 +32,23 @@ MOST = 1_000_000
 """And ops, whoever does them, up to so many spans: ops are what a run takes its time for, half a second at most."""
 SAME = 0.001
 """Less than this is no change."""
+SCHEDULE = "schedule"
+"""The loss that another order of passes, or more of them, is made against."""
 NO_ROOM = ", but it does not fit in memory"
 """What is said of a choice that memory has no room for."""
 
 
 @dataclass(frozen=True)
 class ChoiceChange:
-    """One choice made otherwise: in words, and as ``--set`` would say it."""
+    """One choice made otherwise: in words, and as ``--set`` would say it.
+
+    ``mends`` : which loss of a step it is made against, a ``key`` of :class:`clustersim.explain.step_words.StepLoss`;
+    empty where it is against none alone.
+    """
 
     what: str
     changes: Changes
+    mends: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ def choices(prepared: Prepared, timeline: Timeline) -> Iterator[ChoiceChange]:
     if prepared.mesh.size("dp") > 1 and prepared.scenario.strategy.name != "fsdp":
         was = parallel.overlap_grad_reduce
         timing = "gradients reduced after backward" if was else "gradients reduced beside backward"
-        yield ChoiceChange(f"{timing} (overlap_grad_reduce)", {"parallel.overlap_grad_reduce": not was})
+        yield ChoiceChange(f"{timing} (overlap_grad_reduce)", {"parallel.overlap_grad_reduce": not was}, "exposed DP")
     yield from _degrees(prepared, parallel)
 
 
@@ -126,19 +133,23 @@ def _of_pipeline(
     name = split.schedule.name
     chunks = len(split.partition.stages[0].chunks)
     if name != "naive":
-        yield ChoiceChange(f"{2 * m} micro-batches instead of {m}", _with_micro_batches(parallel, 2 * m, prepared))
+        yield ChoiceChange(
+            f"{2 * m} micro-batches instead of {m}", _with_micro_batches(parallel, 2 * m, prepared), SCHEDULE
+        )
     if name in {"1f1b", "interleaved_1f1b"} and parallel.layout is None:
         changes = {"parallel.schedule": "interleaved_1f1b", "parallel.vpp": 2 * chunks}
-        yield ChoiceChange(f"{2 * chunks} chunks a stage (vpp) instead of {chunks}", changes)
+        yield ChoiceChange(f"{2 * chunks} chunks a stage (vpp) instead of {chunks}", changes, SCHEDULE)
     for schedule_name in ("1f1b", "zb_h1"):
         if name != schedule_name and split.schedule.synchronous:
             chunk_change = {"parallel.vpp": 1} if parallel.vpp is not None else {}
             yield ChoiceChange(
-                f"schedule {schedule_name} instead of {name}", {"parallel.schedule": schedule_name, **chunk_change}
+                f"schedule {schedule_name} instead of {name}",
+                {"parallel.schedule": schedule_name, **chunk_change},
+                SCHEDULE,
             )
     if chunks == 1 and (layout := balanced(timeline)) is not None:
         counts = ", ".join(map(str, layout))
-        yield ChoiceChange(f"layers of the stages {counts} (layout)", {"parallel.layout": layout})
+        yield ChoiceChange(f"layers of the stages {counts} (layout)", {"parallel.layout": layout}, "imbalance")
 
 
 def _of_tensors(parallel: ParallelConfig) -> Iterator[ChoiceChange]:
@@ -152,7 +163,9 @@ def _of_tensors(parallel: ParallelConfig) -> Iterator[ChoiceChange]:
         if not was:
             changes["parallel.sequence_parallel"] = True
         extra = "" if was else ", with sequence_parallel"
-        yield ChoiceChange(f"tensor-parallel transfers beside their products (tp_overlap){extra}", changes)
+        yield ChoiceChange(
+            f"tensor-parallel transfers beside their products (tp_overlap){extra}", changes, "exposed TP"
+        )
 
 
 def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[ChoiceChange]:
