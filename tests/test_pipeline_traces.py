@@ -319,3 +319,10 @@ def test_what_was_not_recorded_of_a_stage_is_a_part_of_where_its_step_went(tmp_p
     assert f"not recorded {share:.1%}" in explain(run).shares
     assert rows[2].to_dict()["not_recorded_s"] == rows[2].unseen
     assert "not recorded" in plots.alt_text(stages.stage_bars(rows))
+
+
+def test_sums_that_are_rounded_hide_no_communication():
+    """1.908e-08 ns of it a step, of a trace in which nothing runs beside a kernel."""
+    explained = explain(traces.read(TINY))
+    assert "hidden" not in explained.shares
+    assert explained.breakdown.hidden_over(np.arange(4)) == 0.0

@@ -17,6 +17,7 @@ import clustersim
 from clustersim.app import plots
 from clustersim.app.plots.animation import _HEIGHT, _WIDTH, _RingDrawing, film, film_frame
 from clustersim.app.plots.dimensions import mesh_on_machine
+from clustersim.app.plots.drawing import narrow
 from clustersim.app.plots.heat import binned
 from clustersim.app.plots.intervals import packed
 from clustersim.app.plots.movie import FRAMES_A_STEP
@@ -26,7 +27,8 @@ from clustersim.app.plots.shares import STATE_STYLE, rank_groups
 from clustersim.core.errors import ClusterSimError, ProgramError
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.units import format_bytes
-from clustersim.explain.breakdown import Breakdown
+from clustersim.explain.breakdown import NOT_RECORDED, Breakdown
+from clustersim.explain.waterfall import Waterfall
 from clustersim.explain.where import where
 from clustersim.scenario.run.mesh_table import drawable
 from clustersim.scenario.run.parts import placed
@@ -410,3 +412,27 @@ def test_the_peak_of_memory_over_a_step_is_the_one_figure_that_a_run_prints(run)
     words = [text.get_text() for text in plots.picture("memory", run).axes[0].texts]
     assert any(word.startswith(f"peak {format_bytes(held)} at ") for word in words)
     assert format_bytes(run.facts.peak_memory_bytes) == format_bytes(held)
+
+
+def test_figures_of_a_waterfall_keep_off_their_names_on_a_phone():
+    """A bar from 32 to 52 had its figure on its left, over its name."""
+    step = 1.201
+    shares = {"bubble": 0.283, "launch": 0.067, "memory": 0.133, "products": 0.193, "masked": -0.013}
+    lost = {key: share * step for key, share in shares.items()}
+    row = Waterfall(-1, step, step - sum(lost.values()), lost)
+    with narrow():
+        figure = plots.waterfall([row])
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        frame = axes.get_window_extent()
+        texts = [text.get_window_extent() for text in axes.texts]
+    assert min(text.x0 for text in texts) >= frame.x0
+    assert max(text.x1 for text in texts) <= frame.x1 + 10
+
+
+def test_what_is_not_recorded_has_a_mark_that_is_seen():
+    """It was white with a white edge, in the picture and beside the table."""
+    look = STATE_STYLE[NOT_RECORDED]
+    assert look.face == "white"
+    assert look.edge != "white"
+    assert look.colour == look.edge

@@ -62,8 +62,9 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
         return together
 
     def hidden_over(self, ranks: Ints) -> float:
-        """Seconds a step of a mean rank of these that a transfer runs beside a kernel."""
-        return float(self.hidden_communication_s[ranks].mean())
+        """Seconds a step of a mean rank of these that a transfer runs beside a kernel; what rounds sums is none."""
+        seconds = float(self.hidden_communication_s[ranks].mean())
+        return seconds if seconds > ROUNDING * self.step_time_s else 0.0
 
     @property
     def mean(self) -> Floats:

@@ -14,7 +14,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain.advice import in_own_words, needed_with, room_words, roomy, state_with
 from clustersim.explain.bounds import warnings
-from clustersim.explain.breakdown import ROUNDING, Breakdown, breakdown
+from clustersim.explain.breakdown import Breakdown, breakdown
 from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.critical_path import CriticalPath, critical_path
 from clustersim.explain.knobs import KNOBS
@@ -155,8 +155,7 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
         kernels = {name: share for name, share in states.items() if name in KERNELS}
         sentence = step_shares(rows[0], kernels, states["host"])
     hidden = table.hidden_over(workers(timeline))
-    tail = f"; {format_time(hidden)} of communication{a_step(timeline)} is hidden behind compute"
-    tail = tail if hidden > ROUNDING * table.step_time_s else ""
+    tail = f"; {format_time(hidden)} of communication{a_step(timeline)} is hidden behind compute" if hidden > 0 else ""
     return f"{sentence}{tail}"
 
 

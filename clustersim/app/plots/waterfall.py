@@ -73,7 +73,8 @@ def _bar(axes: Axes, y: float, low: float, high: float, look: AreaStyle, label: 
     )
     inside = high - low > 60
     room = 100 - (50 if is_narrow(axes.get_figure(root=True)) else 28)  # type: ignore[arg-type]
-    x, side = (low + 1.0, "left") if inside else (high + 0.8, "left") if high < room else (low - 0.8, "right")
+    to_the_right = high < room or 100 - high > low  # where neither side has room for all, the wider one
+    x, side = (low + 1.0, "left") if inside else (high + 0.8, "left") if to_the_right else (low - 0.8, "right")
     dark = inside and look.face == kernels["compute"]
     axes.text(x, y, label, ha=side, va="center_baseline", fontsize=8.5, color="white" if dark else INK)
 
