@@ -118,3 +118,15 @@ def test_the_verdict_of_a_pipeline_says_what_would_give_back_what_it_loses():
     assert "13.3% of the step is lost because the schedule has to fill and drain" in text
     assert "34.0% is lost because the other stages wait for stage 7" in text
     assert text.endswith("but a layout would save no more than 1.0% of the time per sample.")
+
+
+def test_messages_between_stages_are_weighed_by_the_knobs_of_the_network():
+    both_ways = ("node0/gpu* -> node0/nvswitch*", "node0/nvswitch* -> node0/gpu*")
+    slow = [{"match": match, "factor": 0.01} for match in both_ways]
+    result = package.load("interleaved_gpt2_xl_1x8_a100", {"cluster.changes": slow}).run()
+    explained = explain(result.timeline, result.facts(), bounded=False)
+    assert explained.verdict.endswith("is lost because nothing hides the transfers of PP.")
+    text = weighed_again(explained, result.facts(), {"NVLink": 0.15}).verdict
+    assert text.endswith("the transfers of PP; NVLink bandwidth x2 would save 15.0% of the time per sample.")
+    text = weighed_again(explained, result.facts(), {"NVLink": 0.001}).verdict
+    assert text.endswith("of PP, but NVLink bandwidth x2 would save no more than 0.1% of the time per sample.")

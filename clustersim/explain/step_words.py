@@ -47,11 +47,19 @@ class StepLoss:
 @dataclass(frozen=True)
 class LossRemedy:
     """What was tried against a loss (``key`` of :class:`StepLoss`), in words, and what share of the time per sample it
-    saves."""
+    saves. ``shrinks`` : what part of the time it works on it takes away, 1 where that is not known: a link twice as
+    wide takes half, so that twice its saving is what links can give back.
+    """
 
     key: str
     what: str
     saving: float
+    shrinks: float = 1.0
+
+    @property
+    def most(self) -> float:
+        """The share of the time per sample that can be had back."""
+        return max(0.0, self.saving) / self.shrinks
 
 
 def losses(timeline: Timeline, rows: Sequence[StageSeconds]) -> list[StepLoss]:

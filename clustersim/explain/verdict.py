@@ -13,6 +13,7 @@ from clustersim.explain.advice import room_words
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.cause_kinds import FACTOR, CauseKind, WeighedKind, cause_kinds, subjects, weighed
 from clustersim.explain.cause_table import headline
+from clustersim.explain.knobs import KNOB_NAMED, WIDER
 from clustersim.explain.metrics import has_steps, step_word
 from clustersim.explain.pieces import KERNELS, workers
 from clustersim.explain.stalls import Causes
@@ -81,7 +82,8 @@ def _lost(
         if beside is not None and beside.share > max(SMALL, step_losses[0].share):
             return f"{beside.share:.1%} of the {period} is lost{_parts(causes, beside)} because {_why(causes, beside)}"
         if step_losses[0].share >= SMALL:
-            return _of_losses(weighed_losses(step_losses, remedies), period)
+            tried = [*remedies, *_of_knobs(step_losses, savings)]
+            return _of_losses(weighed_losses(step_losses, tried), period)
     if not kinds:
         who = "ranks" if causes.on_cpu else "GPUs"
         return f"{who} compute all the time, and {_mostly(causes)}"
@@ -105,7 +107,18 @@ class WeighedLoss:
     @property
     def share(self) -> float:
         """What can be had back of it: of what nothing was tried against, all."""
-        return self.loss.share if self.remedy is None else min(self.loss.share, max(0.0, self.remedy.saving))
+        return self.loss.share if self.remedy is None else min(self.loss.share, self.remedy.most)
+
+
+NETWORK = (*WIDER, "latency")
+"""Knobs of what carries transfers."""
+
+
+def _of_knobs(step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> list[LossRemedy]:
+    """What knobs of the network save, against each loss that is a transfer which nothing hides."""
+    exposed = [loss.key for loss in step_losses if loss.key.startswith("exposed ")]
+    turned = {KNOB_NAMED[knob].turned.format(factor=FACTOR): savings[knob] for knob in NETWORK if knob in savings}
+    return [LossRemedy(key, what, saving, 1 - 1 / FACTOR) for key in exposed for what, saving in turned.items()]
 
 
 def weighed_losses(step_losses: Sequence[StepLoss], remedies: Sequence[LossRemedy]) -> list[WeighedLoss]:
@@ -116,7 +129,7 @@ def weighed_losses(step_losses: Sequence[StepLoss], remedies: Sequence[LossRemed
         if loss.share < SMALL or (tried and max(row.share for row in tried) >= loss.share):
             break
         against = [remedy for remedy in remedies if remedy.key == loss.key]
-        tried.append(WeighedLoss(loss, max(against, key=lambda remedy: remedy.saving, default=None)))
+        tried.append(WeighedLoss(loss, max(against, key=lambda remedy: remedy.most, default=None)))
     best = max(tried, key=lambda row: row.share)
     return [best, *(row for row in tried if row is not best)]
 
