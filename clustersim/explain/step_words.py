@@ -88,28 +88,28 @@ def shares(row: StageSeconds, compute: dict[str, float], host: float) -> str:
 
     ``host``: share of the state, in which loading input is, as everywhere beside the other states.
     """
-    told = {name: share for name, share in compute.items() if share >= LITTLE}
-    texts = [f"{name} {share:.1%}" for name, share in told.items()]
+    printed = {name: share for name, share in compute.items() if share >= LITTLE}
+    texts = [f"{name} {share:.1%}" for name, share in printed.items()]
     groups = sorted((row.groups | {"other": host * row.step}).items(), key=lambda pair: -pair[1])
     for key, seconds in groups:
         if key == "compute" or seconds < LITTLE * row.step:
             continue
         parts = getattr(row, key) if key not in {"other", "unseen"} else {}
-        told[key] = seconds / row.step
-        inside = ", ".join(_parts_told({n: s / row.step for n, s in parts.items()}, told[key]))
+        printed[key] = seconds / row.step
+        inside = ", ".join(_parts_told({n: s / row.step for n, s in parts.items()}, printed[key]))
         name = "host" if key == "other" else WORDS[key]
-        texts.append(f"{name} {told[key]:.1%}" + (f" ({inside})" if inside else ""))
-    return f"{', '.join([*texts, *rest(told.values())])}, of a {format_time(row.step)} step"
+        texts.append(f"{name} {printed[key]:.1%}" + (f" ({inside})" if inside else ""))
+    return f"{', '.join([*texts, *rest(printed.values())])}, of a {format_time(row.step)} step"
 
 
-def rest(told: Iterable[float], whole: float = 1.0) -> list[str]:
-    """What stands behind shares that are ``told``, so that all add up to the ``whole`` as they are printed; nothing
+def rest(printed: Iterable[float], whole: float = 1.0) -> list[str]:
+    """What stands behind shares that are ``printed``, so that all add up to the ``whole`` as they are printed; nothing
     where they do.
 
     >>> rest([0.5, 0.4]), rest([0.7, 0.2999]), rest([0.017], 0.0174)
     (['rest 10.0%'], [], [])
     """
-    tenths = _tenths(whole) - sum(map(_tenths, told))
+    tenths = _tenths(whole) - sum(map(_tenths, printed))
     return [f"rest {tenths / 1000:.1%}"] if tenths > 0 else []
 
 
@@ -120,9 +120,9 @@ def _tenths(share: float) -> int:
 
 def _parts_told(shares: dict[str, float], whole: float) -> list[str]:
     """Parts of a group worth a word, and what the others are together; none where none is."""
-    told = {name: share for name, share in shares.items() if share >= LITTLE}
-    texts = [f"{name} {share:.1%}" for name, share in told.items()]
-    return texts + rest(told.values(), whole) if told else []
+    printed = {name: share for name, share in shares.items() if share >= LITTLE}
+    texts = [f"{name} {share:.1%}" for name, share in printed.items()]
+    return texts + rest(printed.values(), whole) if printed else []
 
 
 def _over(dim: str) -> str:

@@ -67,7 +67,7 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
     nobody = "holds no option that tells whose it is" if one_file else "hold no option that tells whose they are"
     problem = f"{'is' if one_file else 'are'} of {' and '.join(sorted(owners))}" if owners else nobody
     unset = [note.partition(": ")[2] for file in read for note in file.notes if UNSET in note]
-    named = [f"{said.name} names {said.value}; give that file too" for said in _named(read) if not owners]
+    named = [f"{naming.name} names {naming.value}; give that file too" for naming in _named(read) if not owners]
     problem = "; ".join([problem, *named, *unset])
     raise ScenarioError(f"{files}: {problem}; say --from {'|'.join(NAMES)}")
 
@@ -80,11 +80,11 @@ def _named(read: Sequence[Document]) -> list[OptionValue]:
     """Configurations that commands name and that were not given: by Hydra's ``--config-name``, or a file's name."""
     given = {Path(file.name).name for file in read}
     keys = ("config_name", "config", "config_file", "config_path", "train_config", "conf_file")
-    said = [file.options["args", key] for file in read for key in keys if ("args", key) in file.options]
-    said += [one for file in read for key in _TITAN if (one := file.overrides.get(("config", key))) is not None]
+    naming = [file.options["args", key] for file in read for key in keys if ("args", key) in file.options]
+    naming += [one for file in read for key in _TITAN if (one := file.overrides.get(("config", key))) is not None]
     return [
         option
-        for option in said
+        for option in naming
         if option.name == "--config-name"
         or (re.search(r"\.(ya?ml|json|toml)$", str(option.value)) and Path(str(option.value)).name not in given)
     ]

@@ -58,8 +58,8 @@ def read(path: Path) -> Samples:
         elif "Comm. Op" in line:
             inside = True
             columns = _COLUMN.findall(line) or _COLUMNS
-        elif inside and (found := _ROW.match(line)):
-            row = _of_table(found, columns)
+        elif inside and (matched := _ROW.match(line)):
+            row = _of_table(matched, columns)
             matches += [(op, row, number)] if row else []
         elif inside and re.fullmatch(r"\w+", line.strip()):
             op = line.strip()
@@ -75,14 +75,14 @@ def read(path: Path) -> Samples:
     return sieve.done(str(path), notes)
 
 
-def _of_table(found: re.Match[str], columns: Sequence[str]) -> CommsRow | None:
+def _of_table(matched: re.Match[str], columns: Sequence[str]) -> CommsRow | None:
     """A row of a table with these columns; None where it has no bandwidths, as the second one of stragglers, whose rows
     are those of the first."""
-    numbers = dict(zip(columns, found["numbers"].split(), strict=False))
+    numbers = dict(zip(columns, matched["numbers"].split(), strict=False))
     names = {"ms": "Avg Latency(ms)", "algbw": "tput_avg (Gbps)", "busbw": "busbw_avg (Gbps)"}
     if not numbers.keys() >= set(names.values()):
         return None
-    return {"size": found["size"], "unit": found["unit"], "count": found["count"]} | {
+    return {"size": matched["size"], "unit": matched["unit"], "count": matched["count"]} | {
         name: numbers[column] for name, column in names.items()
     }
 
