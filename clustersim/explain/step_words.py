@@ -102,14 +102,14 @@ def shares(row: StageSeconds, compute: dict[str, float], host: float) -> str:
     return f"{', '.join([*texts, *rest(printed.values())])}, of a {format_time(row.step)} step"
 
 
-def rest(printed: Iterable[float], whole: float = 1.0) -> list[str]:
-    """What stands behind shares that are ``printed``, so that all add up to the ``whole`` as they are printed; nothing
+def rest(printed: Iterable[float], total: float = 1.0) -> list[str]:
+    """What stands behind shares that are ``printed``, so that all add up to the ``total`` as they are printed; nothing
     where they do.
 
     >>> rest([0.5, 0.4]), rest([0.7, 0.2999]), rest([0.017], 0.0174)
     (['rest 10.0%'], [], [])
     """
-    tenths = _tenths(whole) - sum(map(_tenths, printed))
+    tenths = _tenths(total) - sum(map(_tenths, printed))
     return [f"rest {tenths / 1000:.1%}"] if tenths > 0 else []
 
 
@@ -118,11 +118,11 @@ def _tenths(share: float) -> int:
     return round(1000 * share)
 
 
-def _parts_told(shares: dict[str, float], whole: float) -> list[str]:
+def _parts_told(shares: dict[str, float], total: float) -> list[str]:
     """Parts of a group worth a word, and what the others are together; none where none is."""
     printed = {name: share for name, share in shares.items() if share >= LITTLE}
     texts = [f"{name} {share:.1%}" for name, share in printed.items()]
-    return texts + rest(printed.values(), whole) if printed else []
+    return texts + rest(printed.values(), total) if printed else []
 
 
 def _over(dim: str) -> str:

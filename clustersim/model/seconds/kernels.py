@@ -106,14 +106,18 @@ def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
     return _linear(where, kernel, batch, part)
 
 
-def _setting_of(where: Setting, kernel: Kernel) -> Setting:
+def _setting_of(setting: Setting, kernel: Kernel) -> Setting:
     """How one kernel runs: in fp32 among others of 16 bits, or by the kernel that takes what FlashAttention does not.
     cuDNN's takes masks and heads of two widths, too."""
-    where = where.with_dtype("fp32") if kernel.fp32 else where
-    if (kernel.flash and not kernel.fp32) or kernel.kind != "attention" or where.attention_kernel not in FLASH_KERNELS:
-        return where
-    kernels = where.device.attention
-    return replace(where, attention_kernel="efficient" if "efficient" in kernels else "eager")
+    setting = setting.with_dtype("fp32") if kernel.fp32 else setting
+    if (
+        (kernel.flash and not kernel.fp32)
+        or kernel.kind != "attention"
+        or setting.attention_kernel not in FLASH_KERNELS
+    ):
+        return setting
+    kernels = setting.device.attention
+    return replace(setting, attention_kernel="efficient" if "efficient" in kernels else "eager")
 
 
 def _recurrent(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
