@@ -202,7 +202,8 @@ class TestSteps:
         assert worst.cause == "calls"
         kind = cause_kinds(charged)[0]  # calls, and kernels that are shorter than their launch, have one remedy
         assert kind.first is worst
-        assert f"{kind.share:.1%} of the step is lost because it is host-bound" in found.in_words
+        assert f"{kind.share:.1%} of the step is lost (calling layers {charged.share(worst):.1%}, " in found.in_words
+        assert ") because it is host-bound" in found.in_words
 
 
 class TestMeasured:
