@@ -308,7 +308,7 @@ def other_parts(text: str, taken: Device) -> list[str]:
     >>> other_parts("A100 80GB", taken), other_parts("A100-SXM4-80GB", taken)
     (['A100-PCIe-80GB'], [])
     """
-    words = set(re.findall(r"\d+\s*gb|pcie|sxm", text.lower().replace(" ", "")))
+    words = {word.replace(" ", "") for word in re.findall(r"\b\d+ *gb|pcie|sxm", text.lower())}
     others = [d.name for d in _parts(text) if d != taken]
     return [name for name in others if all(word in name.lower() for word in words)] if text != taken.name else []
 
