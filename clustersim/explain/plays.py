@@ -122,17 +122,23 @@ def busy_times(replica: Sequence[TimedAction]) -> dict[int, float]:
     """Stage -> seconds in which it runs an action: the first of what :func:`idle_times` says of it."""
     first = min(a.start for a in replica)
     last = max(a.end for a in replica)
+    return {stage: _covered(spans, first, last) for stage, spans in _busy_spans(replica).items()}
+
+
+def _busy_spans(replica: Sequence[TimedAction]) -> dict[int, list[tuple[float, float]]]:
+    """Stage -> when it runs an action, in order and apart."""
     spans: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for a in replica:
         spans[a.stage].append((a.start, a.end))
-    return {stage: _covered(_union(stage_spans), first, last) for stage, stage_spans in spans.items()}
+    return {stage: _union(stage_spans) for stage, stage_spans in spans.items()}
 
 
 def idle_times(replica: Sequence[TimedAction]) -> dict[int, tuple[float, float, float, float]]:
     """Stage -> busy, and idle until its first backward, after its last forward ended, and between."""
     idle = {}
+    busy = _busy_spans(replica)
     for stage, ends in edges(replica).items():
-        spans = _union([(a.start, a.end) for a in replica if a.stage == stage])
+        spans = busy[stage]
         fill, gaps, drain = (b - a - _covered(spans, a, b) for a, b in pairwise(ends))
         idle[stage] = _covered(spans, ends[0], ends[-1]), fill, drain, gaps
     return idle

@@ -238,6 +238,7 @@ def topology(
     from clustersim.cluster.files.boards import nics_asked
     from clustersim.cluster.files.nccl_xml import topology_text
 
+    taken: list[MachineChoice] = []
     if given:
         if topology or mix or oversubscription:
             raise click.UsageError("--from tells the whole machine; only --gpu and --nics may be said beside it")
@@ -248,10 +249,10 @@ def topology(
             raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")
         text = mixed_machine(file, mix, oversubscription)
     else:
-        text = changed_machine(file, machine_of(gpu, topology), nics, oversubscription)
+        taken.append(machine_of(gpu, topology))
+        text = changed_machine(file, taken[0], nics, oversubscription)
     write_new(file, text, lambda path: fabrics.load(str(path)))
-    if not given and not mix:
-        _say_taken([gpu], [machine_of(gpu, topology)])
+    _say_taken([gpu for _ in taken], taken)
     for line in fabrics.load(str(file)).assumed if given else ():
         click.echo(f"assumed: {line}")
 
@@ -278,7 +279,8 @@ def plan(
     """A plan for clustersim plan: which machine, which strategy, and how many GPUs."""
     from clustersim.studies.plan.spec import load
 
-    machines = [*(machine_of(gpu, None) for gpu in gpus), *(machine_of(None, topology) for topology in topologies)]
+    taken = [machine_of(gpu, None) for gpu in gpus]
+    machines = [*taken, *(machine_of(None, topology) for topology in topologies)]
     machines = list(dict.fromkeys(machines)) or [machine_of(None, None)]
     tables = "\n".join(
         f'''[[machines]]                 # one table for each kind of machine
@@ -300,7 +302,7 @@ topology = "{as_written(machine.topology, file)}"
         **PlanDraft(file, model_name, machines, nodes).values(),
     )
     write_new(file, text, load)
-    _say_taken(gpus, [machine_of(gpu, None) for gpu in gpus])
+    _say_taken(gpus, taken)
 
 
 def _say_taken(gpus: Sequence[str | None], machines: Sequence[MachineChoice]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
-from clustersim.app.plots.style import INK, QUIET, AreaStyle, kernels, palette, series, time_unit
+from clustersim.app.plots.style import INK, NOT_RECORDED_AREA, AreaStyle, kernels, palette, series, time_unit
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.timeline import Timeline
@@ -26,7 +26,7 @@ STATE_STYLE: dict[str, AreaStyle] = {
     "waiting for a peer": AreaStyle("white", "//////", palette["stall"]),
     "bubble": AreaStyle("#C9CED3", "......"),
     "host": AreaStyle(palette["other"], width=0.6),
-    NOT_RECORDED: AreaStyle("white", edge=QUIET, width=0.6),
+    NOT_RECORDED: NOT_RECORDED_AREA,
 }
 """Colour and hatch of each state of :func:`clustersim.explain.breakdown.breakdown`."""
 

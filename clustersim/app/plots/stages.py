@@ -22,6 +22,7 @@ from clustersim.app.plots.pipeline import usual_step
 from clustersim.app.plots.style import (
     FAINT,
     INK,
+    NOT_RECORDED_AREA,
     QUIET,
     AreaStyle,
     byte_unit,
@@ -117,7 +118,7 @@ def _parts(rows: Sequence[StageSeconds]) -> list[tuple[tuple[str, str], AreaStyl
         *((("waiting", d), AreaStyle("white", "//////", dimensions[d])) for d in DIMENSIONS),
         *((("bubble", b), AreaStyle(_GREYS[b], _HATCH[b], width=0.4)) for b in BUBBLES),
         (("other", ""), AreaStyle(palette["other"], width=1.0)),
-        (("unseen", ""), AreaStyle("white", edge=QUIET, width=0.6)),
+        (("unseen", ""), NOT_RECORDED_AREA),
     ]
     return [(part, look) for part, look in styled if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
 

@@ -74,6 +74,10 @@ class AreaStyle(msgspec.Struct, frozen=True):
         return self.edge if self.face == "white" else self.face
 
 
+NOT_RECORDED_AREA = AreaStyle("white", edge=QUIET, width=0.6)
+"""Of the part of a step that profilers did not record: outlined, or nobody would see it."""
+
+
 class CurveStyle(msgspec.Struct, frozen=True):
     """How a curve is drawn: its colour, its mark and its dash."""
 

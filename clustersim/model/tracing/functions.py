@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
-from clustersim.model.tracing.fused_attention import ATTENTION, run_attention
+from clustersim.model.tracing.fused_attention import ATTENTION, HALF, run_attention
 from clustersim.model.tracing.recorder import Recorder
 
 WIDENED = frozenset(
@@ -139,7 +139,7 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
 
 
 def _widened(leaf: Any) -> Any:
-    narrow = isinstance(leaf, torch.Tensor) and leaf.dtype in {torch.bfloat16, torch.float16}
+    narrow = isinstance(leaf, torch.Tensor) and leaf.dtype in HALF
     return leaf.float() if narrow else leaf
 
 
