@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clustersim import scenario
 from clustersim.core.errors import TraceError
 from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.stalls import causes
 from clustersim.files import traces
+from clustersim.files.chrome_trace import write_chrome_trace
 from clustersim.files.traces import files
 from clustersim.files.traces.digest import of_run
 
@@ -393,3 +397,59 @@ def test_the_command_explains_a_trace(clustersim, options):
     assert done.returncode == 0, done.stderr
     assert "all_gather" in done.stdout
     assert clustersim("trace", GLOO / "none").returncode == 2
+
+
+# ---- what the host does while its GPU has nothing to run ------------------------------------------------------------
+
+
+def step_events(first_us: float, number: int, loader: str, optimizer: str) -> list[dict[str, Any]]:
+    """A step of 100 ms whose GPU has nothing for 41 ms at its start and for 17 ms before its last kernel."""
+    words = [(f"ProfilerStep#{number}", 0.0, 1e5), (loader, 100.0, 40_000.0), (optimizer, 82_000.0, 17_000.0)]
+    notes = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": first_us + ts, "dur": dur}
+        for name, ts, dur in words
+        if name
+    ]
+    kernels = [
+        gemm(first_us + 41_000 + 1000 * k, 990, first_us + 40_990 + 1000 * k, 100 * number + k) for k in range(40)
+    ]
+    last = gemm(first_us + 99_205, 300, first_us + 99_200, 100 * number + 99)
+    return notes + [event for pair in (*kernels, last) for event in pair]
+
+
+@pytest.mark.parametrize("loader", ["enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "cudaMalloc", ""])
+def test_a_gap_is_charged_to_what_the_host_was_in_and_a_step_is_as_long_as_it_was(tmp_path, loader):
+    """A data loader's 40 ms and DeepSpeed's Adam on the CPU were "launch-bound: the host launches kernels more slowly
+    than they run", and a step began with its first kernel: 89.6 of 100 ms."""
+    steps = (step_events(1e5 * n, n, loader, "Optimizer.step#DeepSpeedCPUAdam.step") for n in range(4))
+    run = traces.read(save(tmp_path / "t.json", [event for step in steps for event in step], world=1))
+    assert steady_window(run).step_time == pytest.approx(0.1, rel=0.01)
+    charged = causes(run)
+    lost = {(charge.cause, charge.subject): charge.seconds / charged.steps for charge in charged.charges}
+    assert lost["host", "Optimizer.step#DeepSpeedCPUAdam.step"] == pytest.approx(0.017, rel=0.05)
+    if loader == "":
+        # Of three steps: a window from one step's end lacks the gap before its first span.
+        assert lost["idle device", "nothing queued"] == pytest.approx(0.0293, rel=0.05)
+    else:
+        subject = "allocating memory" if loader == "cudaMalloc" else "data loader"
+        assert lost["host", subject] == pytest.approx(0.04, rel=0.05)
+
+
+def test_a_host_that_is_busy_beside_its_gpu_is_charged_nothing(tmp_path):
+    """An annotation around kernels that run, or around gaps shorter than a launch-bound host leaves, is no work."""
+    kernels = [event for k in range(50) for event in gemm(900.0 * k, 600, 900.0 * k - 5, k)]
+    note = {"ph": "X", "cat": "user_annotation", "name": "my loop", "pid": 1, "tid": 1, "ts": 0.0, "dur": 45_000.0}
+    run = traces.read(save(tmp_path / "t.json", [note, *kernels], world=1))
+    assert {op.stream for op in run.ops} == {"compute"}
+
+
+def test_the_trace_of_an_own_run_has_its_causes(tmp_path):
+    """The CPU's optimizer of a run was missing when its trace was read again: "launch-bound"."""
+    offload = "strategy.zero_optimization.offload_optimizer={device='cpu'}"
+    result = scenario.load("zero2_llama3_8b_2x8_a100", scenario.parse_overrides([offload])).run()
+    write_chrome_trace(result.timeline, tmp_path / "trace.json.gz", range(16))
+    costs = []
+    for run in (result.timeline, traces.read(tmp_path / "trace.json.gz")):
+        charged = causes(run)
+        costs += [c.seconds / charged.steps for c in charged.charges if c.subject == "optimizer on the CPU"]
+    assert costs[1] == pytest.approx(costs[0], rel=0.02)

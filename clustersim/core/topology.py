@@ -37,6 +37,9 @@ VERTEX_KINDS = (GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH)
 LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "cpu", "net")
 """What a link can be. ``cpu`` joins sockets (UPI, xGMI between CPUs); ``net`` is everything outside a node."""
 
+LINE_RATE = "its line rate"
+"""What a share of a link's bandwidth is a share of, unless the link delivers less."""
+
 PATH_CLASSES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "NET", "DIS")
 """NCCL's path classes, nearest first (nccl src/graph/topo.h)."""
 
@@ -221,7 +224,13 @@ class Topology(Keeper):
     def rate_words(self, link: int) -> str:
         """What a share of :attr:`link_bandwidth` is a share of: ``"its line rate"``, unless a link delivers less."""
         delivered = 1.0 if self.hidden_factor is None else float(self.hidden_factor[link])
-        return "its line rate" if delivered == 1.0 else f"what it delivers, {delivered:.2g} of its line rate"
+        return LINE_RATE if delivered == 1.0 else f"what it delivers, {delivered:.2g} of {LINE_RATE}"
+
+    @cached_property
+    def slow_words(self) -> dict[str, str]:
+        """:meth:`rate_words` of the links that deliver less than their line rate, by their names."""
+        slow = [] if self.hidden_factor is None else np.flatnonzero(self.hidden_factor != 1.0).tolist()
+        return {self.link_name(link): self.rate_words(link) for link in slow}
 
 
 def route_latency(topology: Topology, route: Sequence[int]) -> float:

@@ -218,12 +218,21 @@ def a_step(timeline: Timeline) -> str:
 WARM = 1.25
 """Leading steps of a measured run that took so many times the median were warming up."""
 
+CUT = 0.9
+"""A first step of a measured run that is this much shorter than its shortest other was not recorded from its start."""
+
 
 def warm_up(seconds: npt.ArrayLike) -> int:
-    """How many leading steps of a measured run, which took these seconds [s], were warming up."""
+    """How many leading steps of a measured run, which took these seconds [s], were warming up.
+
+    A first step that is shorter than each of the others by more than they differ is left out too: it was under way,
+    or its GPU had not begun with it, when the first span was recorded.
+    """
     took = np.asarray(seconds, dtype=np.float64)
     settled = np.flatnonzero(took < WARM * np.median(took)) if len(took) else took
-    return int(settled[0]) if len(settled) else 0
+    leading = int(settled[0]) if len(settled) else 0
+    cut = len(took) > 2 and took[0] < min(CUT * took[1:].min(), took[1:].min() - np.ptp(took[1:]))
+    return 1 if cut and leading == 0 else leading
 
 
 def own_paces(timeline: Timeline, steady: Ints) -> Floats:

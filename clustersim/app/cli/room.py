@@ -35,8 +35,10 @@ def with_room(texts: Iterable[str], file: Path, reserve: Iterable[str] = ()) -> 
         if verdict is None:
             best = best if best.verdict else RoomChoice(text, None)
         elif verdict.runs_out < UNLIKELY:
-            which = "the first of its recipe's settings, the fastest first, that runs out of memory less often than"
-            before = f"; {tried - 1} before it would more often" if tried > 1 else ""
+            which = (
+                "of its recipe's settings, those mostly faster first, the first that runs out of memory less often than"
+            )
+            before = f"; the {tried - 1} before it would more often" if tried > 1 else ""
             return RoomChoice(text, verdict, f"written: {which} {UNLIKELY:.0%}{before}")
         elif best.verdict is None or verdict.runs_out <= best.verdict.runs_out:
             best = RoomChoice(text, verdict)

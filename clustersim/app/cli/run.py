@@ -167,6 +167,8 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
         console.say(f"{result.verdict}; timed as if the memory were there", style="bold red")
     elif result.verdict.uncertain:
         console.say(f"{result.verdict}", style="yellow")
+    elif result.prepared.host.kept_bytes:
+        console.say(result.prepared.host.in_words)
     console.say(f"trust: {trust(result.prepared)}")
     _print_where(console, result.where)
     if result.where:
@@ -210,19 +212,16 @@ def _calls(count: float) -> str:
 
 def _print_links(console: Terminal, links: list[tuple[str, float, float]], topology: Topology) -> None:
     """``links`` : (name, utilisation, bytes a step), busiest first."""
-    import numpy as np
     from rich.markup import escape
 
     from clustersim.core.figures import value_text
+    from clustersim.core.topology import LINE_RATE
 
-    slow = [] if topology.hidden_factor is None else np.flatnonzero(topology.hidden_factor != 1.0).tolist()
-    slow_words = {topology.link_name(link): topology.rate_words(link) for link in slow}
     like: dict[tuple[frozenset[str], str], list[tuple[str, float]]] = {}
     for name, used, moved in links:  # both directions of a cable, and links that differ by a number, are told once
         ends = frozenset(re.sub(r"\d+", "#", name).split(" -> "))
-        like.setdefault((ends, f"{value_text(used, 'percent')} of {slow_words.get(name, 'its line rate')}"), []).append(
-            (name, moved)
-        )
+        share_text = f"{value_text(used, 'percent')} of {topology.slow_words.get(name, LINE_RATE)}"
+        like.setdefault((ends, share_text), []).append((name, moved))
     for (_, share), alike in list(like.items())[:3]:
         (name, moved), alike_text = alike[0], " and others like it" if len(alike) > 1 else ""
         console.print(f"busy link: {escape(name)}{alike_text}, {share} ({value_text(moved, 'bytes')} a step)")

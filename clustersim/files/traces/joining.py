@@ -23,6 +23,7 @@ from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
 from clustersim.explain.last_rank import SAME_CLOCK
 from clustersim.explain.metrics import steady_window
+from clustersim.files.traces.host_work import HOST_STREAM
 from clustersim.files.traces.messages import Key, messages
 from clustersim.files.traces.profiled import BACKEND, PHASES, ProfiledWork, RankCollective, RankTrace
 
@@ -186,7 +187,8 @@ def _usual_stream(trace: RankTrace) -> str:
     """The stream with most kernel time: the model's."""
     busy: defaultdict[str, float] = defaultdict(float)
     for work in trace.work:
-        busy[work.stream] += work.end - work.start
+        if work.stream != HOST_STREAM:
+            busy[work.stream] += work.end - work.start
     return max(busy, key=lambda name: busy[name], default="")
 
 
@@ -198,6 +200,7 @@ def _add_work(build: _TimelineBuild, trace: RankTrace, zero: float) -> None:
         name, stream, start, end, _, step, doing, operator, marked, unit = work
         on = COMPUTE_STREAM if stream == usual else stream
         phase, bound = ("memcpy", "memory") if _COPY.match(name) else ("other", "compute")
+        bound = "host" if stream == HOST_STREAM else bound
         info = OpInfo(name=name, kind="compute", stream=on, phase=phase, bound=bound, step=step)
         if (marked and phase == "other") or unit:  # a kernel, whose own name says what bounds it
             label = Label(unit) if unit else None

@@ -26,6 +26,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.files.traces import execution_trace, files
 from clustersim.files.traces.execution_trace import Operator
 from clustersim.files.traces.heads import Head, Likeness, growing, likeness
+from clustersim.files.traces.host_work import HOST_STREAM, LONG, HostCall, host_work, short_name
 from clustersim.files.traces.joining import join
 from clustersim.files.traces.kineto_json import (
     KERNEL_ARGS,
@@ -170,6 +171,10 @@ def _by_rank(events: list[KinetoEvent]) -> dict[int, list[KinetoEvent]]:
     for event in events:
         if event.ph == "X" and event.cat == "kernel":
             parts.setdefault(KERNEL_ARGS.decode(event.args).rank or 0, []).append(event)
+        elif event.ph == "X" and event.cat == "user_annotation":
+            args = KERNEL_ARGS.decode(event.args)
+            if args.rank is not None:  # what a host did; a step's own annotation is of all ranks
+                parts.setdefault(args.rank, []).append(event)
     return parts
 
 
@@ -196,6 +201,7 @@ class _KinetoReader:
         self.launches: dict[int, tuple[float, int | str]] = {}
         self.kernels: list[KinetoEvent] = []
         self.operators: list[KinetoEvent] = []
+        self.calls: list[HostCall] = []
         self.schedule = AnnotatedSchedule(())
 
     def take(self, events: list[KinetoEvent]) -> None:
@@ -217,6 +223,7 @@ class _KinetoReader:
             for event in self.kernels:
                 self._kernel(event)
             self._beside_kernels()
+            self._on_host()
         else:
             self.trace.on_cpu = True
             self._on_cpu()
@@ -226,6 +233,8 @@ class _KinetoReader:
         if cat in _RUNTIMES:
             if "aunch" in event.name or "emcpy" in event.name or "emset" in event.name:
                 self.launches[KERNEL_ARGS.decode(event.args).correlation] = (event.ts, event.tid)
+            elif "ynchronize" not in event.name:
+                self._call(event)
         elif cat in ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"):
             self.kernels.append(event)
         elif cat == "user_annotation" or cat in _OPERATOR:
@@ -238,8 +247,10 @@ class _KinetoReader:
                 self.notes[event.tid].append(event)
             elif match := _STEP.match(event.name):
                 self.steps.append((event.ts, int(match.group(1))))
-            elif cat in _OPERATOR and event.name.startswith(_CPU_OP):
-                self.operators.append(event)
+            else:
+                self._call(event)
+                if cat in _OPERATOR and event.name.startswith(_CPU_OP):
+                    self.operators.append(event)
 
     def _step(self, ts: float) -> int:
         position = bisect.bisect_right(self.steps, (ts, math.inf)) - 1
@@ -318,6 +329,19 @@ class _KinetoReader:
             self.trace.skipped["a call of Gloo, beside the collectives of the GPUs"] += len(gloo)
         elif gloo:
             self._noted(gloo)
+
+    def _call(self, event: KinetoEvent) -> None:
+        if event.dur * 1e-6 >= LONG and (name := short_name(event.name)):
+            step = KERNEL_ARGS.decode(event.args).step
+            self.calls.append(HostCall(name, event.ts * 1e-6, (event.ts + event.dur) * 1e-6, step))
+
+    def _on_host(self) -> None:
+        """What the host did while the GPU had nothing: a part of the rank's work, on a stream of its own."""
+        busy = [(item.start, item.end) for item in (*self.trace.work, *self.trace.seen)]
+        begin = self.steps[0][0] * 1e-6 if self.steps else math.inf
+        for name, start, end, told in host_work(busy, self.calls, begin):
+            step = self._step(start * 1e6) if told is None else told
+            self.trace.work.append(ProfiledWork(name, HOST_STREAM, start, end, math.nan, step))
 
     def _noted(self, notes: Sequence[KinetoEvent]) -> None:
         """Annotations that are the collectives themselves."""

@@ -183,7 +183,7 @@ def where_it_goes(option: PlanOption) -> str:
     text = f"{losses[name]:.0%} of the step is {meaning}"
     if name == "exposed_communication" and result.hottest_links:
         busiest = result.hottest_links[0]
-        text += f" (busiest: {sort_of_link(busiest.link)}, {busiest.utilisation:.0%} of its line rate)"
+        text += f" (busiest: {sort_of_link(busiest.link)}, {busiest.utilisation:.0%} of {busiest.of})"
     return text
 
 

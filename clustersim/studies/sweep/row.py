@@ -16,6 +16,7 @@ from clustersim.core.errors import ClusterSimError
 from clustersim.core.host_memory import HostMemory
 from clustersim.core.paths import data_path, plain
 from clustersim.core.texts import Table, decoded
+from clustersim.core.topology import LINE_RATE
 from clustersim.scenario.run.identity import Identity, version
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class HotLink(msgspec.Struct, frozen=True):
-    """A busy link: its name, and how much of its line rate a step uses."""
+    """A busy link: its name, how much a step uses, and ``of`` what: its line rate, or the less that it delivers."""
 
     link: str
     utilisation: NotNegative
+    of: str = LINE_RATE
 
 
 class FullestMemory(msgspec.Struct, frozen=True):
