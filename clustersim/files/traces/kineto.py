@@ -337,7 +337,8 @@ class _KinetoReader:
 
     def _on_host(self) -> None:
         """What the host did while the GPU had nothing: a part of the rank's work, on a stream of its own."""
-        busy = [(item.start, item.end) for item in (*self.trace.work, *self.trace.seen)]
+        busy = [(work.start, work.end) for work in self.trace.work]
+        busy += [(seen.start, seen.end) for seen in self.trace.seen]
         begin = self.steps[0][0] * 1e-6 if self.steps else math.inf
         for name, start, end, told in host_work(busy, self.calls, begin):
             step = self._step(start * 1e6) if told is None else told
