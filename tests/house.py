@@ -123,17 +123,11 @@ def parameters(function: Function) -> int:
 
 
 def undocumented(source: Source) -> Iterator[str]:
-    """Public functions and classes of a file, and public methods of public classes, without a docstring."""
-
-    def look(body: list[ast.stmt], inside: str) -> Iterator[str]:
-        for node in body:
-            if isinstance(node, (*Function.__args__, ast.ClassDef)) and not node.name.startswith("_"):
-                if ast.get_docstring(node) is None:
-                    yield f"{inside}{node.name}"
-                if isinstance(node, ast.ClassDef):
-                    yield from look(node.body, f"{inside}{node.name}.")
-
-    return look(source.tree.body, f"{source.path}: ")
+    """Functions, methods and classes of a file without a docstring, inner ones too, whose own name is public."""
+    for node in ast.walk(source.tree):
+        public = isinstance(node, (*Function.__args__, ast.ClassDef)) and not node.name.startswith("_")
+        if public and ast.get_docstring(node) is None:
+            yield f"{source.path}: {node.name}"
 
 
 def for_types(tree: ast.Module) -> set[int]:

@@ -215,6 +215,10 @@ def test_a_module_is_short_and_says_what_it_is(path):
     assert ast.get_docstring(ast.parse(text))
 
 
+def test_every_public_definition_says_what_it_is_inner_ones_too():
+    assert [place for source in house.sources() for place in house.undocumented(source)] == []
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_input_is_never_checked_by_assert(path):
     assert not [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]

@@ -129,6 +129,7 @@ def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[Pairs,
     """Rows that a fit to some of their own log predicts."""
 
     def rows(pairs: Pairs, tell: Told) -> Iterator[Row]:
+        """A row for each unknown pair; a skipped one where too few are left to fit."""
         every = list(splits(pairs))
         for i, (training_pairs, unknown) in enumerate(every):
             tell(i, len(every))
@@ -173,6 +174,7 @@ def _left_out(
     """Rows of one label after another, predicted from what the others say of kinds."""
 
     def rows(pairs: Pairs, tell: Told) -> Iterator[Row]:
+        """A row for each pair, label by label; none where there is one label only."""
         labels = np.array([label(pair) for pair in pairs])
         folds = list(dict.fromkeys(labels.tolist()))
         if len(folds) < 2:

@@ -121,6 +121,7 @@ def _results(
     gathered = kind == "all_reduce" and schedule.chunk_fraction.sum() > n - 0.5
 
     def own(member: int, piece: int) -> float | None:
+        """What a member starts with of a piece, None where it has none."""
         held = {
             "all_gather": piece % n == member,
             "gather": piece % n == member,
@@ -158,6 +159,7 @@ def _executed(schedule: TransferSchedule, n: int, operation: np.ufunc, own: Own)
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
 
     def combined(start: float | None, transfers: list[int]) -> float | None:
+        """What a piece becomes by these transfers in order: added to, or replaced."""
         value = start
         added: list[float | None] = []
         for t in transfers:

@@ -58,6 +58,7 @@ def _owed_rounds(n: int, b: int) -> list[Round]:
     v = np.arange(n, dtype=np.int64)
 
     def moving(src: Ints, dst: Ints, owner: Ints, *, passes: bool = False) -> Round:
+        """A round in which an edge moves all blocks but those of its owner's neighbours."""
         blocks = [np.flatnonzero(v // b != sender // b).tolist() for sender in owner.tolist()]
         shares = np.array([len(some) / n for some in blocks])
         return Round(src, dst, shares, lambda edge: blocks[edge], reduce=True, passes=passes)

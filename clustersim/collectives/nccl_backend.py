@@ -239,6 +239,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
             messages = terms.message_time(*way, part, chosen.blocks, chosen.loads, group, costs)
 
     def seconds(wire: float) -> float:
+        """The seconds, given those on the narrowest link."""
         device = max(base + hops + wire + terms.fill(overlaps, hops, wire, costs), messages)
         return terms.floored(device, floor, costs)
 

@@ -28,6 +28,7 @@ def steps(kind: str, n: int, root: int = 0) -> RoundSteps:
         ends = (far, near) if reduces else (near, far)
 
         def pieces(edge: int, behind: Ints = behind) -> list[int]:
+            """Numbers of the pieces that this edge carries."""
             return [(edge - offset) % n for offset in behind.tolist()]
 
         rounds.append(Round(*ends, len(behind) / n, pieces, reduces))

@@ -51,7 +51,10 @@ def _checked(row: Algorithm) -> Algorithm:
     """The row, whose functions refuse a kind that it does not do."""
 
     def checked(function: _Asked[Answer]) -> _Asked[Answer]:
+        """The function, which refuses other kinds."""
+
         def ask(request: Request, group: Group, channels: tuple[Channel, ...]) -> Answer:
+            """Refuse, or ask the function."""
             if request.kind not in row.kinds:
                 raise ProgramError(_refusal(row, request.kind))
             return function(request, group, channels)
@@ -59,6 +62,7 @@ def _checked(row: Algorithm) -> Algorithm:
         return ask
 
     def sends(kind: str, n: int, n_islands: int) -> tuple[float, float]:
+        """Refuse, or ask the row."""
         if kind not in row.kinds:
             raise ProgramError(_refusal(row, kind))
         return row.sends(kind, n, n_islands)

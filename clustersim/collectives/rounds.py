@@ -57,11 +57,13 @@ def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker, apart: tuple
     made_steps = lru_cache(maxsize=32)(make)
 
     def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+        """Its rounds as traffic of a group."""
         steps = made_steps(request.kind, group.size, request.root)
         return in_rounds(steps.rounds, group, blocking=steps.blocking)
 
     @lru_cache(maxsize=1024)
     def sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
+        """Bytes that a member sends and receives on average, as shares of the request's."""
         total = sum(
             float(np.broadcast_to(step_round.share, len(step_round.src)).sum())
             for step_round in made_steps(kind, n, 0).rounds
@@ -69,6 +71,7 @@ def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker, apart: tuple
         return total / n, total / n
 
     def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:
+        """Its rounds as single transfers."""
         return all_sends(made_steps(request.kind, group.size, request.root))
 
     return Algorithm(name, kinds, traffic, sends, schedule, apart=apart)

@@ -97,6 +97,7 @@ def _whole(shape: Callable[[int], Levels], *, in_order: bool = False) -> Maker:
     """
 
     def make(kind: str, n: int, root: int) -> RoundSteps:
+        """Its rounds: a level of the tree each, and where a rank order is kept, one more to the root."""
         shift = 0 if in_order else root
         levels = [((parent + shift) % n, (child + shift) % n) for parent, child in shape(n)]
         if kind == "broadcast":
@@ -133,6 +134,7 @@ def _scattered(n: int, root: int) -> list[Round]:
         count = np.minimum(width, n - child)
 
         def pieces(edge: int, child: Ints = child, count: Ints = count) -> list[int]:
+            """Blocks of the subtree that this edge leads to."""
             return [(int(child[edge]) + j + root) % n for j in range(int(count[edge]))]
 
         rounds.append(Round((parent + root) % n, (child + root) % n, count / n, pieces))

@@ -284,6 +284,7 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
     gib, sxm = int(memory[1]) if memory else 0, generation[0].lower() if generation else "none"
 
     def fit(d: Device) -> tuple[bool, bool, bool]:
+        """How well a device fits the text; larger is better."""
         name = d.name.lower()
         return board in name, abs(d.memory_bytes / 2**30 - gib) < 0.01 * gib, sxm in name  # 140.4 GiB is a "141 GB"
 

@@ -16,6 +16,7 @@ def looked_up(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     home_of = {name: module for module, names in homes.items() for name in names.split()}
 
     def look_up(name: str) -> Any:
+        """Import the module that has the name. Raises AttributeError for a name that no module has."""
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{home_of[name]}"), name)

@@ -34,13 +34,17 @@ def kept_with_first(maxsize: int | None) -> Callable[[Callable[P, R]], Callable[
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        """The function, with a memory at each first argument."""
+
         def make(owner: Any) -> Callable[..., R]:
+            """The memory of one owner."""
             # The owner is no part of the key: hashing a whole model would cost more than the answer. And what it keeps
             # does not hold it: without a circle it is gone as soon as nobody uses it.
             weak = ref(owner)
             return lru_cache(maxsize)(lambda *rest, **named: function(weak(), *rest, **named))  # type: ignore[arg-type]
 
         def ask(owner: Any, *rest: Any, **named: Any) -> R:
+            """Ask the owner's memory."""
             return _known(owner, function, make)(*rest, **named)
 
         return wraps(function)(ask)  # type: ignore[return-value]
@@ -57,7 +61,10 @@ def kept_with_topology(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        """The function, with a memory at each topology."""
+
         def ask(first: Any, *rest: Any, **named: Any) -> R:
+            """Ask the memory of the first argument's topology."""
             return _known(first.topology, function, lambda _: lru_cache(maxsize)(function))(first, *rest, **named)
 
         return wraps(function)(ask)  # type: ignore[return-value]

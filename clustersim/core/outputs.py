@@ -38,6 +38,7 @@ def together(folder: Path) -> Iterator[Callable[[str], Path]]:
     temporaries: dict[Path, Path] = {}
 
     def path_of(name: str) -> Path:
+        """The temporary path for this name. Raises as ``regular`` does."""
         path = folder / name
         regular(path)
         _sweep_up(path)

@@ -144,6 +144,7 @@ def json_table(text: str, where: str, error: Raised) -> Table:
     twice: list[list[str]] = []
 
     def once(pairs: list[tuple[str, Any]]) -> Table:
+        """An object's table; keys that are there twice are noted."""
         table = dict(pairs)
         if len(table) < len(pairs):
             twice.append([name for name, _ in pairs])
@@ -222,9 +223,12 @@ def _plain_loader(source: str, error: Raised) -> Any:
     import yaml
 
     class Plain(yaml.SafeLoader):  # type: ignore[misc]
+        """PyYAML's safe loader, which refuses repeated keys and aliases that grow without limit."""
+
         aliased = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
+            """A node; an alias of nothing above it, inside itself or one too many raises."""
             if self.check_event(yaml.AliasEvent):
                 event = self.peek_event()
                 line = event.start_mark.line + 1
@@ -238,6 +242,7 @@ def _plain_loader(source: str, error: Raised) -> Any:
             return super().compose_node(parent, index)
 
         def compose_mapping_node(self, anchor: Any) -> Any:
+            """A mapping without the nulls that a later value of their key overrules; a key twice raises."""
             node = super().compose_mapping_node(anchor)  # before keys of others are merged into it
             later: set[str] = set()
             kept = []
@@ -250,6 +255,7 @@ def _plain_loader(source: str, error: Raised) -> Any:
             return node
 
         def flatten_mapping(self, node: Any) -> None:
+            """Merge what ``<<`` brings."""
             node.value = _merged(node, self.flatten_mapping)
 
     return Plain

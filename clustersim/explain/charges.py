@@ -174,6 +174,7 @@ class ChargeBook:
         blames: dict[int, Blame] = {}
 
         def holder(op: int, rank: int, begin: float, end: float) -> int:
+            """The rank that held up this stay, -1 where no slow rank did; its blame is kept."""
             end_of_chase = chase.follow(op, rank, begin, end)
             blame = self._of_wait(op, end_of_chase)
             if blame.cause not in {"slow rank", "uneven experts"}:

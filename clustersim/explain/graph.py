@@ -163,6 +163,7 @@ def _joined(timeline: Timeline) -> list[int]:
     parent = list(range(len(timeline.ops)))
 
     def root(i: int) -> int:
+        """The first op of the node; ways to it become shorter."""
         while parent[i] != i:
             parent[i] = parent[parent[i]]
             i = parent[i]

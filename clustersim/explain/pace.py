@@ -35,6 +35,7 @@ def kernel_seconds(
     """(world_size,) float [s]: time of each rank's compute ops that began in a window, queueing left out."""
 
     def counts(op: OpInfo) -> bool:
+        """Whether an op's time is the GPU's, and asked for."""
         return op.kind == "compute" and op.bound != "host" and not (without_experts and of_experts(op))
 
     compute = of_each(timeline.ops, counts, bool)

@@ -25,6 +25,7 @@ def host_copies(timeline: Timeline, steps: Sequence[int]) -> tuple[float, float]
     wanted = set(steps)
 
     def nbytes_of(op: OpInfo) -> tuple[float, float]:
+        """Bytes that an op copies to hosts, and from them."""
         copied = op.phase == "memcpy" and op.step in wanted
         return op.nbytes * (copied and op.stream.startswith("d2h")), op.nbytes * (
             copied and op.stream.startswith("h2d")

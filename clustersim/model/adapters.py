@@ -412,6 +412,7 @@ def _marked(layer: Layer, links: LayerLinks, frozen: Collection[str], trained: T
     linears = {link.tensor for link in links.products}
 
     def marked(tensor: Tensor) -> Tensor:
+        """The tensor, frozen unless it is trained."""
         if tensor.name not in frozen and tensor.tied_to not in frozen:
             return tensor
         small = adapter.packed_bytes if adapter is not None and packed and tensor.name in linears else 0.0

@@ -127,6 +127,7 @@ def minimax_m3(c: Config, values: Values) -> None:
     sizes = {"heads": "index_n_heads", "dim": "index_head_dim"}
 
     def size(field: str, old: str, meaning: str) -> int:
+        """A size, by its older name where the table has that."""
         return table.need(old, meaning) if table.has(old) else c.number(field, 1, meaning)
 
     for name, field in sizes.items():

@@ -43,6 +43,7 @@ Build = Callable[[Trunk], None]
 
 def _residual(net: Residual) -> Build:
     def build(trunk: Trunk) -> None:
+        """Four stages of blocks, the average, and the classifier."""
         _stages(trunk, net, (1, 2, 2, 2))
         trunk.average("avgpool")
         trunk.layers.append(dense(trunk.x.channels, CLASSES, "fc"))
@@ -82,6 +83,7 @@ def _block(trunk: Trunk, net: Residual, planes: int, stride: int, prefix: str) -
 
 def _vgg(*depths: int) -> Build:
     def build(trunk: Trunk) -> None:
+        """Five stages of convolutions, each with a pool behind it, and three linears."""
         index = 0
         for depth, channels in zip(depths, (64, 128, 256, 512, 512), strict=True):
             for _ in range(depth):

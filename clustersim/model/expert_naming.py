@@ -46,6 +46,7 @@ def expert_parts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
     routed = replace(s, d_model=row)
 
     def each(names: dict[str, str]) -> Part:
+        """The experts' tensors, with these names of parts."""
         if s.experts_joined:
             return lambda name: _joined(name, routed, e)
         every = range(e.count)

@@ -183,6 +183,7 @@ def families() -> Mapping[str, Family]:
 
     @lru_cache(maxsize=1)
     def every(_edition: int) -> Mapping[str, Family]:
+        """As of one edition of the table."""
         return {name: shipped.get(name) or _whole_family(row) for name, row in FAMILIES.items()}
 
     return ShippedFirst(shipped, lambda: every(FAMILIES.edition))
@@ -205,10 +206,12 @@ def by_type() -> Mapping[str, str]:
     """The row of each ``model_type``."""
 
     def typed(names: Iterable[str]) -> Mapping[str, str]:
+        """The family of each type of these names."""
         return {kind: name for name in names for kind in families()[name].types}
 
     @lru_cache(maxsize=1)
     def every(_edition: int) -> Mapping[str, str]:
+        """As of one edition of the table."""
         return typed(FAMILIES)
 
     return ShippedFirst(typed(_shipped()), lambda: every(FAMILIES.edition))

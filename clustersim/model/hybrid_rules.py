@@ -85,6 +85,7 @@ def jamba(c: Config, values: Values) -> None:
     layers, width = values["layers"], values["d_model"]
 
     def there(name: str, period: int, offset: int) -> list[bool]:
+        """Whether each block has this part."""
         every = c.number(f"{name}_layer_period", period, "blocks from one to the next")
         first = c.whole(f"{name}_layer_offset", offset, "the first of them")
         return [i % every == first for i in range(layers)]

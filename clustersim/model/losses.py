@@ -113,6 +113,7 @@ def _chunked(logits: Kernel, loss: Kernel, batch: int) -> dict[str, Kernel]:
     kept = rows * logits.k
 
     def at_once(kernel: Kernel) -> ByteSizes:
+        """Bytes that a kernel takes for one piece of the tokens, by type."""
         first, second, third = ((kernel.kept_bytes(types) + kernel.working[types]) / count for types in range(3))
         return first, second, third
 

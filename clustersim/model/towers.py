@@ -184,6 +184,7 @@ def _bridges(
     widths = {"v": seen.d_model, "t": text.d_model, "m": seen.d_model * merged, "tm": text.d_model * merged}
 
     def width(word: str) -> int:
+        """A word's width: one that is given, or a field of the config or the tower's."""
         if word in widths:
             return widths[word]
         table = whole if whole.has(word) or whole.default(word) is not None else vision
@@ -300,6 +301,7 @@ def renamed(tower: Tower, layer: Layer) -> Layer:
     """A decoder's layer with the names that its tensors have behind a tower."""
 
     def name(old: str) -> str:
+        """A tensor's name behind the tower."""
         if old.startswith("model."):
             return tower.text_names + old.removeprefix("model.")
         return tower.head_names + old if old else ""

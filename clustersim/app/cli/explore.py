@@ -20,6 +20,7 @@ def explore(scenario: str, port: int, no_browser: bool) -> None:
     from clustersim.app.explore.server import serve
 
     def ready(address: str) -> None:
+        """Say the address, and open it unless that is not wanted."""
         click.echo(f"{address} (Ctrl-C ends it)")
         if not no_browser:
             import webbrowser

@@ -49,6 +49,7 @@ def file_argument(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def called(file: Path | None, out: Path | None, **rest: object) -> None:
+        """Call the command with the one of both that is given. Raises a usage error for both, and for none."""
         if file is not None and out is not None:
             raise click.UsageError(f"FILE ({file}) and --out ({out}) both name the file to write: leave one out")
         if file is None and out is None:

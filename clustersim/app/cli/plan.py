@@ -140,6 +140,7 @@ def _place_cells(place: PlaceRow) -> tuple[str, ...]:
 
 def _cells(row: PlanRow) -> tuple[str, ...]:
     def number(value: float | None, form: str = ",.0f") -> str:
+        """A cell: the number in this form, "-" for none."""
         return "-" if value is None else format(value, form)
 
     return (

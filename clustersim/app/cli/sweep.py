@@ -171,6 +171,7 @@ def _telling(title: str) -> Iterator[Any]:
         task = bar.add_task(title, total=None, left="")
 
         def tell(now: SweepProgress) -> None:
+            """Move the bar."""
             bar.update(task, completed=now.done, total=now.total, left=_left(now))
 
         yield tell

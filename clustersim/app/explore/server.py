@@ -59,7 +59,10 @@ def serve(name: str, schema: Mapping[str, Any], port: int, ready: Callable[[str]
     worker = RunWorker(name)
 
     class Server(uvicorn.Server):
+        """Uvicorn's, whose end ends the worker as well."""
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """End the worker, then the server."""
             worker.close()  # what is played now has nobody to wait for it
             super().handle_exit(sig, frame)
 

@@ -70,6 +70,7 @@ def _shown_by_notebooks() -> type[Figure]:
         """Texts of a picture come from files: matplotlib must not read ``$`` in them as mathematics."""
 
         def draw(self, renderer: Any) -> None:
+            """Draw with texts as they stand; for a renderer that draws nothing only the layout is made."""
             for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
                 if isinstance(axis.get_major_formatter(), LogFormatterMathtext):  # which writes ``$10^3$``
                     axis.set_major_formatter(lambda value, _: f"{value:,.10g}")

@@ -225,6 +225,7 @@ def _path(timeline: Timeline, critical: CriticalPath) -> dict[str, list[tuple[st
     step_length = critical.length_s / max(critical.steps, 1) or 1.0
 
     def shares(parts: Mapping[str, float]) -> list[tuple[str, ...]]:
+        """The largest shares of the path: (name, seconds, percent of the step)."""
         return [(k, format_time(v), f"{v / step_length:.1%}") for k, v in list(parts.items())[:PATH_ROWS] if v > 0]
 
     names = {-1: "nothing queued"} | {i: op.name for i, op in enumerate(timeline.ops)}

@@ -98,6 +98,7 @@ def _all_rows(folder: Path) -> PageTable:
     figures = {figure.key: figure for figure in shown_in("rows") if figure.unit != "number"}
 
     def text(name: str, value: Any) -> str:
+        """A cell: the value with its figure's unit; nothing for NaN."""
         if isinstance(value, float) and np.isnan(value):
             return ""
         if name in figures:

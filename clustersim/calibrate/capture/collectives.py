@@ -167,6 +167,7 @@ def _prepare(case: _LayoutCase, size: float) -> Call | None:
         return calls[0] if calls else (lambda: None, lambda: None)
 
     def together() -> None:
+        """Start all calls, then wait for all of them."""
         for work in [call() for call, _ in calls]:
             work.wait()
 
@@ -209,6 +210,7 @@ def _ring(dist: Any, into: Any, out: Any, ranks: tuple[int, ...], position: int,
     before = ranks[position - 1]
 
     def call() -> None:
+        """Send to the next rank while receiving from the one before, and wait for both."""
         ops = [dist.P2POp(dist.isend, out, after, group), dist.P2POp(dist.irecv, into, before, group)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
@@ -220,6 +222,7 @@ def _first(world: World, call: Call) -> str:
     """The first call, which warms up; what a backend or a device says that does not have it, agreed over all ranks."""
 
     def warm_up() -> None:
+        """The first call, waited for."""
         call[0]()
         world.sync()
 

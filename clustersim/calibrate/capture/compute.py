@@ -98,6 +98,7 @@ def _gemms(torch: Any, device: Any, big: bool) -> Iterator[Case]:
             }
 
             def make(m: int = m, n: int = n, k: int = k, dtype: Any = dtype) -> Callable[[], Any]:
+                """The product of random matrices, (m, k) by (k, n)."""
                 a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
                 out = torch.empty(m, n, device=device, dtype=dtype)
                 return lambda: torch.mm(a, b, out=out)
@@ -124,6 +125,7 @@ def _attention(torch: Any, device: Any, big: bool) -> Iterator[Case]:
                 }
 
                 def make(shape: Any = (batch, heads, tokens, width), dtype: Any = dtype, causal: bool = causal) -> Any:
+                    """Attention of random queries, keys and values of one shape."""
                     q, k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
                     return lambda: attend(q, k, v, is_causal=causal)
 
@@ -150,6 +152,7 @@ def _memory_bound(torch: Any, device: Any, big: bool) -> Iterator[Case]:
                 case_fields = {"op": op, "elements": elements, "dtype": name, "bytes": nbytes}
 
                 def make(n: int = elements, dtype: Any = dtype, run: Any = run) -> Callable[[], Any]:
+                    """The op on about ``n`` random elements, in rows of 1024."""
                     x = torch.randn(max(1, n // 1024), min(n, 1024), device=device).to(dtype)
                     return lambda: run(x)
 
@@ -174,6 +177,7 @@ def _optimizers(torch: Any, device: Any, big: bool) -> Iterator[Case]:
             }
 
             def make(n: int = parameters, op: str = op, options: Any = options) -> Callable[[], Any]:
+                """A step of the optimizer over ``n`` parameters in 100 tensors, gradients all one."""
                 tensors = [torch.zeros(n // 100, device=device, requires_grad=True) for _ in range(100)]
                 for tensor in tensors:
                     tensor.grad = torch.ones_like(tensor)
@@ -188,6 +192,7 @@ def _launches(torch: Any, device: Any) -> Iterator[Case]:
     x = torch.ones(1, device=device)
 
     def waited() -> Any:
+        """The op, then a wait for the device."""
         x.add_(1)
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -205,6 +210,7 @@ def _copies(torch: Any, device: Any, big: bool) -> Iterator[Case]:
             for op in ("host_to_device", "device_to_host") if gpu else ("host_to_host",):
 
                 def make(n: int = nbytes, pinned: bool = pinned, op: str = op) -> Callable[[], Any]:
+                    """A copy of ``n`` bytes between host and device."""
                     host = torch.empty(n, dtype=torch.uint8, pin_memory=pinned)
                     device_tensor = torch.empty(n, dtype=torch.uint8, device=device)
                     into, out = (host, device_tensor) if op == "device_to_host" else (device_tensor, host)

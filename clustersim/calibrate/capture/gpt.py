@@ -28,6 +28,8 @@ def build(torch: Any, shape: GptShape, device: Any) -> Any:
     f = torch.nn.functional
 
     class Block(nn.Module):  # type: ignore[misc, name-defined]
+        """A block: attention, then the MLP, each behind its norm and added to its input."""
+
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
@@ -35,6 +37,7 @@ def build(torch: Any, shape: GptShape, device: Any) -> Any:
             self.up, self.down = nn.Linear(shape.width, 4 * shape.width), nn.Linear(4 * shape.width, shape.width)
 
         def forward(self, x: Any) -> Any:
+            """(batch, tokens, width) to the same shape."""
             parts = self.qkv(self.first(x)).unflatten(-1, (3, shape.heads, -1)).transpose(1, 3)
             q, k, v = (parts[:, :, i].contiguous() for i in range(3))
             y = f.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -42,6 +45,8 @@ def build(torch: Any, shape: GptShape, device: Any) -> Any:
             return x + self.down(f.gelu(self.up(self.second(x))))
 
     class Gpt(nn.Module):  # type: ignore[misc, name-defined]
+        """Embeddings, blocks, the last norm and the head."""
+
         def __init__(self) -> None:
             super().__init__()
             self.words = nn.Embedding(shape.vocabulary, shape.width)
@@ -51,6 +56,7 @@ def build(torch: Any, shape: GptShape, device: Any) -> Any:
             self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
 
         def forward(self, tokens: Any) -> Any:
+            """(batch, tokens) word numbers to the mean cross entropy of each next word."""
             x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
             for block in self.blocks:
                 x = block(x)

@@ -35,6 +35,7 @@ def _plain(world: World, model: Any, tokens: Any) -> Step:
     optimizer = _optimizer(world.torch, model)
 
     def step() -> Any:
+        """One step; answers with its loss."""
         optimizer.zero_grad()
         loss = model(tokens).mean()
         loss.backward()
@@ -66,6 +67,7 @@ def ddp(bucket_mb: float = 25, accumulate: int = 1, zero1: bool = False) -> Call
     """DistributedDataParallel: bucket size [MiB], micro-batches under no_sync, ZeRO-1's sharded optimizer."""
 
     def build(world: World, shape: gpt.GptShape, tokens: Any) -> Step:
+        """The step on this rank."""
         torch = world.torch
         ids = [world.device.index] if world.on_gpu else None
         model = torch.nn.parallel.DistributedDataParallel(
@@ -79,6 +81,7 @@ def ddp(bucket_mb: float = 25, accumulate: int = 1, zero1: bool = False) -> Call
             optimizer = _optimizer(torch, model)
 
         def step() -> Any:
+            """One step of ``accumulate`` micro-batches, of which only the last exchanges gradients."""
             optimizer.zero_grad()
             for i in range(accumulate):
                 with model.no_sync() if i < accumulate - 1 else contextlib.nullcontext():
@@ -117,6 +120,7 @@ def parameter_server(world: World, shape: gpt.GptShape, tokens: Any) -> Step:
         space = [torch.empty_like(p) for p in parameters]
 
         def serve() -> Any:
+            """Rank 0: add up the workers' gradients, last tensor first, update, and send everyone the parameters."""
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
             for worker in workers:
@@ -131,6 +135,7 @@ def parameter_server(world: World, shape: gpt.GptShape, tokens: Any) -> Step:
         return serve
 
     def work() -> Any:
+        """A worker: one step, with gradients sent and parameters received tensor by tensor."""
         model.zero_grad()
         loss = model(tokens)
         loss.backward()

@@ -374,6 +374,7 @@ class _FitProblem:
         n, residuals = len(self.log_measured), partial(self._residuals, knobs)
 
         def jacobian(z: Floats) -> Floats:
+            """(rows + knobs, knobs) float: slopes of log times over their scale, and of the prior (one each)."""
             now = _values(knobs, z)
             out = np.zeros((n, len(knobs)))
             log_times = np.log(self.model.predict(now))

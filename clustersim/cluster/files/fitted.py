@@ -128,6 +128,7 @@ def _span(spec: SpanSpec, path: str) -> MeasuredSpan:
 
 def _constant(given: ConstantSpec, unit: str, path: str) -> Constant:
     def number(field: str, text: str | float) -> float:
+        """A text in SI units, a bare number where there is no unit. Raises :class:`TopologyError`."""
         if not unit and not isinstance(text, str):
             return float(text)
         if not unit:

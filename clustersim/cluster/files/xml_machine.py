@@ -364,6 +364,7 @@ class XmlMachine:
         home = {a: b for a, b, kind, _ in self.links if kind in ("pcie", "c2c")}
 
         def outermost(name: str) -> str:
+            """The last PCIe switch on the way up from a device; the device itself where there is none."""
             while home.get(name, "").startswith("pcie"):
                 name = home[name]
             return name

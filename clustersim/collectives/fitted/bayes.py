@@ -54,6 +54,7 @@ def posterior(
     prior = spread**-2.0
 
     def cost_at(moved: Floats) -> float:
+        """What is minimised, at these moves of constants."""
         return _cost((log_times(moved) - measured) / sigma, moved, prior)
 
     alone = [by * spread[i] * unit for i, unit in enumerate(np.eye(len(spread))[:first]) for by in LOOKED]

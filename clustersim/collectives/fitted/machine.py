@@ -81,6 +81,7 @@ def few_numbers(choices: Sequence[NcclChoice], seconds: Sequence[float], base: C
     names, spread = _columns(base)
 
     def log_times(moved: Floats) -> Floats:
+        """(rows,) float: logarithms of the predicted seconds, constants moved so far."""
         times = np.array(list(seconds_of(choices, moved_costs(base, names, moved))))
         return np.asarray(np.log(times), dtype=np.float64)
 

@@ -130,6 +130,7 @@ def _likeliest_slips(off: Floats, covariance: Floats) -> frozenset[int]:
     price = -math.log(SLIPS / (1.0 - SLIPS) / (2.0 * math.log(SLOWEST)))
 
     def surprise(slips: frozenset[int]) -> float:
+        """What these slips cost: their price, and minus the log likelihood of all other numbers."""
         used = [k for k in range(len(off)) if k not in slips]
         inner = covariance[np.ix_(used, used)]
         misses = off[used]

@@ -55,6 +55,7 @@ def renamed(one: Document) -> None:
     made: dict[Key, OptionValue] = {}
 
     def put(name: str, value: Any, at: str = "args", by: OptionValue | None = None) -> None:
+        """Set an option; what says so is ``by``, or the file."""
         made[at, name] = OptionValue(by.name if by else name, value, by.where if by else one.name)
 
     _refuse(said)
@@ -151,10 +152,12 @@ def arranged(one: Document) -> None:
     """
 
     def value(name: str) -> Any:
+        """What an option says, None where it is not given; a flag alone is true."""
         said = one.options.get(("args", name))
         return None if said is None else True if said.value == [] else said.value
 
     def on(name: str) -> bool:
+        """Whether an option is given as true."""
         return str(value(name)).lower() in {"true", "1", "yes"}
 
     other = next((name for name in _UNTRAINED if value(name) not in (None, False)), None)

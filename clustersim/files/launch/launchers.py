@@ -51,6 +51,7 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
     i = 0
 
     def close() -> None:
+        """The options of the tool that comes to its end here."""
         if tool:
             launch.tools.append((tool, _options(tool, options)))
 

@@ -112,9 +112,11 @@ class _Parser:
 
     @property
     def now(self) -> Token | None:
+        """The token to be read next, None at the end."""
         return self.found[self.at] if self.at < len(self.found) else None
 
     def wrong(self, why: str) -> ScenarioError:
+        """An error that names the line which is read."""
         line = self.now.line if self.now else self.found[-1].line if self.found else 1
         return ScenarioError(f"{self.where}: line {line}: {why}; is a part missing?")
 

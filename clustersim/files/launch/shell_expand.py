@@ -40,15 +40,18 @@ class _Fields:
         self.now: str | None = None
 
     def put(self, text: str) -> None:
+        """Add to the word under construction."""
         self.now = (self.now or "") + text
         grown(self.now)
 
     def end(self) -> None:
+        """End the word, if there is one."""
         if self.now is not None:
             self.done.append(self.now)
         self.now = None
 
     def split(self, text: str) -> None:
+        """Add a text without quotes: white space in it ends words."""
         pieces = text.split()
         if text[:1].isspace():
             self.end()
@@ -60,6 +63,7 @@ class _Fields:
             self.end()
 
     def many(self, values: list[str]) -> None:
+        """Add values that are a word each, the first to the word under construction."""
         for i, value in enumerate(values):
             if i:
                 self.end()

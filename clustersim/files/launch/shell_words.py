@@ -89,12 +89,14 @@ class _Lexer:
         self._counted = (0, 1)
 
     def all(self) -> list[Token]:
+        """Every token of the text."""
         while self.at < len(self.text):
             self._next()
         return self.found
 
     @property
     def line(self) -> int:
+        """Number of the line that is read, from 1; only what is new since the last call is counted."""
         at, line = self._counted
         line += self.text.count("\n", at, self.at)
         self._counted = self.at, line

@@ -113,6 +113,7 @@ def _config(name: str, functions: dict[str, ast.FunctionDef], document: Document
     known: dict[str, Any] = {}
 
     def value(node: ast.AST | None) -> Any:
+        """A literal or a list of such, what a name stands for, a call as ``Made``; else the expression's text."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.List | ast.Tuple):

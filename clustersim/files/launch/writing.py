@@ -339,6 +339,7 @@ def _back(exported: Scenario, table: FrameworkTable, texts: Mapping[str, str]) -
     name = file.name or located(exported, "model.hf_config", str(file.hf_config))
 
     def again(model: str | None) -> Scenario:
+        """The scenario that the texts are read as, with this model."""
         path = exported.path.with_suffix(".launch")
         return read(documents, cluster, framework=table.name, model=model, path=path, run=run).scenario
 

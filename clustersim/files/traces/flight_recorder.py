@@ -78,6 +78,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Plain values only: a dump that names a class or a function is refused, and nothing of it runs."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 

@@ -167,15 +167,18 @@ class _TimelineBuild:
         self.told: dict[int, int] = {}  # by the id of what an execution trace tells of: its op
 
     def op(self, key: Key, info: OpInfo) -> int:
+        """Number of the op of this key; a new one is added."""
         if key not in self.number:
             self.number[key] = len(self.ops)
             self.ops.append(info)
         return self.number[key]
 
     def row(self, op: int, rank: int, ready: float, start: float, end: float) -> None:
+        """Add one rank's span of an op [s]."""
         self.rows.append((op, self.ranks.setdefault(rank, len(self.ranks)), ready, start, end))
 
     def timeline(self, source: str, stats: dict[str, float], node: Ints) -> Timeline:
+        """All rows as a Timeline."""
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 5)
         op, set_of, ready, start, end = columns.T
         sets = tuple(np.array([rank], dtype=np.int64) for rank in self.ranks)

@@ -83,6 +83,7 @@ class _Table:
 
     @property
     def is_trace(self) -> bool:
+        """Whether it has a row for each kernel rather than one for each name."""
         return _is_trace(self.names)
 
 

@@ -102,6 +102,7 @@ class _NcclTestsRun:
 
     @property
     def launch(self) -> str:
+        """How ranks were started; empty where it does not say."""
         if not self.gpus:  # of rows without the lines above them
             return ""
         return "threads" if self.threads > 1 else "single_process" if self.gpus > 1 else "process_per_gpu"
@@ -122,6 +123,7 @@ class _NcclTestsRun:
 
     @property
     def device(self) -> str:
+        """The first rank's GPU; empty where it does not say."""
         return next(iter(self.hosts.values()), "\t").split("\t")[1].strip()
 
 
@@ -398,6 +400,7 @@ def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source:
     places = {name: timed for name in ("out_of_place", "in_place") if isinstance(timed := cells.get(name), dict)}
 
     def seconds(place: str) -> float:
+        """Seconds in place or out of place; NaN where it was not measured."""
         return _number(str(places.get(place, {}).get("time", "nan"))) * 1e-6
 
     cells_of = {name: [str(cells.get(name, ""))] for name in ("size", "count", "type", "redop", "root")}

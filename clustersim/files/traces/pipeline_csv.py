@@ -225,6 +225,7 @@ def _with_microbatches(lines: list[OpsLine]) -> list[OpsLine]:
         done.sort()
 
     def told(line: OpsLine) -> OpsLine:
+        """A line with the micro-batch of its action."""
         done = order[line.step, line.rank, line.word.action]
         return replace(line, microbatch=done[line.seq][1]) if line.seq < len(done) else line
 

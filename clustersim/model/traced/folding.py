@@ -47,6 +47,7 @@ def _with_braces(layer: LayerRow, before: str, number: str) -> LayerRow:
     prefix = before + number
 
     def braced(name: str) -> str:
+        """A name with braces for its number."""
         follows = name.startswith(prefix) and not name[len(prefix) :][:1].isdigit()
         return f"{before}{{}}{name[len(prefix) :]}" if follows else name
 

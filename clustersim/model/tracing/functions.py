@@ -115,6 +115,7 @@ class GpuFunctions(TorchFunctionMode):
         before = {name: getattr(module, name) for name in CALLED_BY_ATTENTION}
 
         def asked(func: Any) -> Any:
+            """The function, asked of this mode."""
             return lambda *args, **kwargs: self.__torch_function__(func, (), args, kwargs)
 
         try:
@@ -180,10 +181,12 @@ def without_checkpoints() -> Iterator[list[str]]:
     seen: list[str] = []
 
     def generator(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """The decorator's: the call as it stands."""
         seen.append(getattr(fn, "__qualname__", "a function"))
         yield
 
     def applied(fn: Any, preserve: bool, *args: Any) -> Any:
+        """The function's: the call as it stands."""
         seen.append(getattr(fn, "__qualname__", "a function"))
         return fn(*args)
 

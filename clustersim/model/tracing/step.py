@@ -76,6 +76,7 @@ def _fake(module: torch.nn.Module, dtype: torch.dtype) -> None:
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor for one of the module's; shared ones stay shared."""
         if id(tensor) not in made:
             kind = dtype if tensor.is_floating_point() else tensor.dtype
             copy = torch.empty(tensor.shape, dtype=kind, device="cpu")

@@ -90,6 +90,7 @@ def _overlap(change: Change, begin: float, end: float) -> float:
     lasts = np.inf if change.until is None else change.until - (change.since or 0.0)
 
     def until(moment: float) -> float:
+        """Seconds of change from its begin to a moment."""
         periods, rest = divmod(max(moment - since, 0.0), change.every or np.inf)
         return periods * min(lasts, change.every or 0.0) + min(rest, lasts)
 

@@ -50,6 +50,7 @@ def slowed(program: Program, slow: Sequence[Slow], workers: int) -> Program:
         return program
 
     def stretched(op: Op, role: Role) -> Op:
+        """An op, as long as its ranks' GPUs make it."""
         if not isinstance(op, Compute) or op.bound not in GPU_BOUNDS or np.all(factor[role.ranks] == 1):
             return op
         return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) * factor[role.ranks])
@@ -69,6 +70,7 @@ def pinned(program: Program, pins: Sequence[Pin]) -> Program:
         return program
 
     def chosen(op: Op, role: Role) -> Op:
+        """A collective with the pin that fits it; any other op as it is."""
         if not isinstance(op, Collective) or op.algorithm or op.protocol:
             return op
         pin = next((pin for pin in pins if pin.fits(op.kind, op.nbytes, op.groups.shape[1])), None)

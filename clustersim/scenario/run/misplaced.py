@@ -150,6 +150,7 @@ def _with_twin(topology: Topology, leaf: int) -> Topology:
     hidden = topology.hidden_factor
 
     def ends(column: Ints) -> Ints:
+        """An end of every link, then of the twin's links."""
         return np.concatenate([column, np.where(column[copied] == leaf, twin, column[copied])])
 
     return replace(

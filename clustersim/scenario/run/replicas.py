@@ -85,6 +85,7 @@ def replicas(split: Split, cost: StepCost) -> MakeReplicas:
     ends = {0, len(split.partition.stages) - 1} if schedule.synchronous else set()
 
     def tied(rank: int) -> int:
+        """Parameters that this rank holds as another end of the pipeline does, too."""
         return split.partition.tied if rank in ends else 0
 
     if isinstance(config, FSDPConfig):

@@ -235,6 +235,7 @@ def _struck(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh
     varying = varying_of(scenario, topology)
 
     def played(changed: Program) -> Timeline:
+        """The timeline of a changed program."""
         return play(scenario, changed, topology, mesh, fidelity=scenario.file.run.fidelity, varying=varying)
 
     with scenario.at("$.incident"):

@@ -82,6 +82,7 @@ def played(
         done = len(keys) - len(left)
 
         def took(lines: Sequence[bytes]) -> None:
+            """Write lines, and tell how far it is."""
             nonlocal done
             writer.append(lines)
             done += len(lines)

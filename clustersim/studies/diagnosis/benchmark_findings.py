@@ -55,6 +55,7 @@ def of_tests(tables: Sequence[Samples], suspects: Sequence[Suspect]) -> Iterator
     text = f"tests: {both[-1][0]} of the largest size {change}"
 
     def likely(suspect: Suspect) -> float:
+        """P(this benchmark | suspect)."""
         if suspect.kind in network:
             hidden = SURE if suspect.kind in ("wrong_rail", "other_rack", "flapping_link") else SELDOM
             return SURE if slower else hidden
@@ -95,6 +96,7 @@ def of_inspector(samples: Samples, suspects: Sequence[Suspect], site: Site) -> I
     text = f"inspector: {few(sorted(count), 6)} came last to {len(held_up)} collectives, by up to {format_time(worst)}"
 
     def likely(suspect: Suspect) -> float:
+        """P(these late ranks | suspect)."""
         if suspect.kind in RANK_SLOW | LATE:
             share = count[-1 if suspect.rank is None else suspect.rank] / len(held_up)
             unseen = UNLIKELY if suspect.rank in seen else SELDOM
@@ -108,6 +110,7 @@ def of_inspector(samples: Samples, suspects: Sequence[Suspect], site: Site) -> I
 
 def _nobody_late(suspects: Sequence[Suspect]) -> Finding:
     def likely(suspect: Suspect) -> float:
+        """P(nobody late | suspect)."""
         return PARTLY if suspect.kind in RANK_SLOW | LATE | {"slow_host"} else SURE
 
     return finding("inspector", "inspector: no rank alone holds up others", suspects, likely)

@@ -45,6 +45,7 @@ def of_dumps(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Ite
     text = fault.text if len(fault.text) < 200 else fault.text[:197] + "..."
 
     def likely(suspect: Suspect) -> float:
+        """P(these dumps | suspect)."""
         if not hangs(suspect):
             return ALMOST_NEVER
         return _of_fault(fault, suspect, unseen, site)
@@ -135,6 +136,7 @@ def of_watchdog(report: HangReport, suspects: Sequence[Suspect], site: Site) -> 
         text += f"; rank(s) {few(differs.look_at, SHOWN)} called another {differs.differs_in or 'size'}"
 
     def likely(suspect: Suspect) -> float:
+        """P(these lines of watchdogs | suspect)."""
         if not hangs(suspect):
             return ALMOST_NEVER
         if differs:
@@ -191,6 +193,7 @@ def _of_exits(report: HangReport, suspects: Sequence[Suspect], site: Site) -> It
         text = f"launcher: rank(s) {few(ranks, SHOWN)} ended with exit code {own[0].code}, first of all"
 
         def likely(suspect: Suspect) -> float:
+            """P(these ranks ended first | suspect)."""
             if suspect.kind == "dead_rank" and suspect.rank in ranks:
                 return SURE / len(ranks)
             return ALMOST_NEVER if killed or not hangs(suspect) or suspect.kind == "dead_rank" else otherwise
@@ -202,6 +205,7 @@ def _of_exits(report: HangReport, suspects: Sequence[Suspect], site: Site) -> It
     text = f"launcher of {few(sorted(reporting), SHOWN)}: no process ended by itself; watchdogs ended them"
 
     def by_itself(suspect: Suspect) -> float:
+        """P(processes ended themselves | suspect)."""
         if suspect.kind == "stopped_rank" and suspect.rank in acted:
             return ALMOST_NEVER  # a process that stands still does not end itself
         if suspect.kind != "dead_rank":

@@ -74,6 +74,7 @@ def of_steps(log: TrainingLog, suspects: Sequence[Suspect]) -> Iterator[Finding]
     change = f"steps: one took {format_time(worst)}, {worst / usual - 1:.0%} longer than the quickest ones, {course}"
 
     def likely(suspect: Suspect) -> float:
+        """P(this course of steps | suspect)."""
         if suspect.kind not in SLOWING:
             return SELDOM if suspect.kind == NOTHING else UNLIKELY
         return max(ALMOST_NEVER, weights.get(suspect.kind, UNLIKELY) * courses.likely(course, suspect.kind))
@@ -122,6 +123,7 @@ def of_nccl(log: NcclLog, suspects: Sequence[Suspect]) -> Iterator[Finding]:
         text = f"NCCL: port {few(down, SHOWN)} went down"
 
         def likely(suspect: Suspect) -> float:
+            """P(these ports went down | suspect)."""
             if suspect.kind == "dead_link" and suspect.port in (*down, None):
                 return SURE / len(down)
             return UNLIKELY / len(down) if suspect.kind == "flapping_link" and suspect.port in down else ALMOST_NEVER
@@ -131,6 +133,7 @@ def of_nccl(log: NcclLog, suspects: Sequence[Suspect]) -> Iterator[Finding]:
         links_told = ", ".join(f"{kind} of {place}" for kind, place in sorted(odd))
 
         def told(suspect: Suspect) -> float:
+            """P(these warnings | suspect)."""
             place = suspect.host if suspect.kind == "gdr_off" else suspect.port
             return SURE if (suspect.kind, place) in odd else UNLIKELY / 10
 
@@ -169,6 +172,7 @@ def of_counters(log: LinkCounters, suspects: Sequence[Suspect]) -> Iterator[Find
     beside = by_chance / (1 if congested else len(log.ports)) if by_chance else SURE
 
     def likely(suspect: Suspect) -> float:
+        """P(these counters of NICs | suspect)."""
         if suspect.kind == NOTHING and (down or slow or absent):
             return ALMOST_NEVER / len(log.ports)
         if suspect.kind == "dead_link":
@@ -212,6 +216,7 @@ def of_gpus(log: LinkCounters, suspects: Sequence[Suspect], site: Site) -> Itera
     beside = UNLIKELY / len(log.gpus) if slow or mended else SURE
 
     def likely(suspect: Suspect) -> float:
+        """P(these counters of GPUs | suspect)."""
         if suspect.kind == "slow_gpu":
             if suspect.rank in slow:
                 return UNLIKELY if suspect.rank in hot else SURE
@@ -247,6 +252,7 @@ def of_cabling(cabling: Cabling, suspects: Sequence[Suspect]) -> Iterator[Findin
         text += f"; {few(absent, SHOWN)} is on none"
 
     def likely(suspect: Suspect) -> float:
+        """P(these cables | suspect)."""
         if suspect.kind == "other_rack":
             return SURE / len(machines) if suspect.host in machines and several else ALMOST_NEVER
         if suspect.kind == "wrong_rail":

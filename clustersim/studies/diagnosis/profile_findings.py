@@ -110,6 +110,7 @@ def _of_late(late: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
     stays = {"slow_data": SURE, "garbage_collection": UNLIKELY}
 
     def likely(suspect: Suspect) -> float:
+        """P(these ranks start late | suspect)."""
         if suspect.rank not in late:
             return ALMOST_NEVER
         weights = again if courses_of[suspect.rank] in (ONCE, AGAIN) else stays
@@ -213,6 +214,7 @@ def _of_slow(slow: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
     text = f"profiles: kernels of rank(s) {few(sorted(slow), SHOWN)} take up to {by:.0%} longer than others', {course}"
 
     def likely(suspect: Suspect) -> float:
+        """P(these ranks' kernels take longer | suspect)."""
         if suspect.kind in RANK_SLOW:
             weight = courses.likely(course, suspect.kind)
             return weight / len(struck) ** 2 if suspect.rank in struck else ALMOST_NEVER
@@ -251,6 +253,7 @@ def _of_transfers(steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site)
     text += f", {SHARED_OR_FLAPPING}" if shared and not inside else ""
 
     def likely(suspect: Suspect) -> float:
+        """P(these transfers | suspect)."""
         if inside and suspect.kind in LINKS_SLOW:
             return UNLIKELY
         if shared and suspect.kind in ("flapping_link", *SHARING):

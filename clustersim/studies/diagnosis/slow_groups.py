@@ -109,6 +109,7 @@ def of_groups(slow: SlowGroups, suspects: Sequence[Suspect], site: Site) -> Iter
         text += ": a NIC or a cable of theirs; counters of the NICs tell which"
 
     def likely(suspect: Suspect) -> float:
+        """P(these groups take longer | suspect)."""
         if suspect.kind == NOTHING:
             return ALMOST_NEVER
         if suspect.kind == "slow_host":

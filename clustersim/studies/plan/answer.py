@@ -49,6 +49,7 @@ def told(plan: PlanFile, searched: SearchResult, path: str | Path = "plan.toml")
 
     @cache
     def lasting(number: int, rate: float) -> float | None:
+        """Goodput of an option at a rate of failures; None where it has none."""
         return goodput(_chosen(plan, searched, searched.options[number], path), plan, rate)
 
     robust = robustness(searched, None if plan.campaign is None else lasting)
@@ -86,6 +87,7 @@ def kept(answer: PlanAnswer, out: Path) -> PlanAnswer:
     from anywhere."""
 
     def moved(row: ChosenRow) -> ChosenRow:
+        """A row whose path starts in ``out``."""
         path = row.path if Path(row.path).is_absolute() else os.path.relpath(row.path, out)
         return structs.replace(row, path=path)
 

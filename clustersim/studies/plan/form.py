@@ -155,6 +155,7 @@ class FormFamily:
         """(ranks,) bytes beside activations during passes, and while the optimizer updates: whatever the passes."""
 
         def made() -> tuple[Floats, Floats]:
+            """From the stages' states, copies and frozen parameters."""
             # Bytes per element are a stage's own only where units are gathered and freed one by one.
             units = isinstance(self.scenario.config, FSDPConfig) or sharding_zero(self.scenario) is not None
             own = parts.stages if units else parts.stages[:1]
@@ -190,6 +191,7 @@ class FormFamily:
         key += () if plain else (self._stagewise, self._kept, self.scenario.config.micro_batch_size, place[0])
 
         def made() -> Orders:
+            """From the schedule itself."""
             gpu = self.known.device(place[0], self.scenario, self.model)
             return orders_of(self._with(gradient_accumulation_steps=passes), p, parts, row, gpu)
 
@@ -258,9 +260,11 @@ class FormFamily:
         key = self._stagewise, self._kept, *near
 
         def made() -> MicroBatchTimes:
+            """From each layer's least seconds."""
             local = self._local(place, micro)
 
             def least(layer: LocalLayer, kind: str) -> LeastSeconds:
+                """A layer's least seconds; layers that do the same are asked once."""
                 same = (
                     *near,
                     self._layerwise,
@@ -313,6 +317,7 @@ class FormFamily:
         config = self.scenario.config
 
         def slope(kind: str, *names: str) -> float:
+            """Seconds a byte that an exchange over these dimensions takes."""
             return traffic.seconds(kind, UNIT, names) / UNIT
 
         if isinstance(config, FSDPConfig):

@@ -91,6 +91,7 @@ class KnownMachines(Keeper):
         """The GPU of a machine, as it is fitted there."""
 
         def made() -> Device:
+            """From the scenario's fit on the machine."""
             topology, mesh = next(pair for (m, _), pair in self.machines.items() if m == machine)
             return cost_of(scenario, topology, mesh, model, AS_IS)[0]
 

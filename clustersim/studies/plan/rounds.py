@@ -37,6 +37,7 @@ def roughly(
     """In a worker: (seconds, a line for each task), of steps that say their time alone."""
 
     def row(task: ScenarioTask) -> bytes:
+        """A task's line."""
         task_scenario = scenario.from_table(base, path, task.changes)
         return line(task.identity, _rough(task_scenario, fidelity, task.identity.inputs))
 
@@ -126,6 +127,7 @@ class Runner:
                 tasks[fingerprint.key] = ScenarioTask(fingerprint, candidate.changes)
 
         def took(lines: Sequence[bytes]) -> None:
+            """Write rows, and know them."""
             self.append(lines)
             for text in lines:
                 row = row_of(text, "a worker's row")

@@ -86,6 +86,7 @@ def search(
         count = _OptionCount(len(seen.options), progress)
 
         def took(lines: Sequence[bytes]) -> None:
+            """Write rows, and count them."""
             writer.append(lines)
             count.rows(len(lines))
 

@@ -296,11 +296,13 @@ class KnownCandidates:
 
         @cache
         def error(kind: str, place: Place, dtype: str) -> float:
+            """Median relative error of such predictions on this place's GPUs, of several kinds the largest."""
             topology, _ = self.sieve.machines[place]
             return max(trust_in(kind, node.gpu, dtype).p50 for node in topology.node_types)
 
         @cache
         def peak(place: Place, dtype: str) -> float:
+            """Mean peak of this place's GPUs [FLOP/s]."""
             topology, _ = self.sieve.machines[place]
             return fmean(node.gpu.peak[node.gpu.runs_as(dtype)] for node in topology.node_types)
 

@@ -80,11 +80,13 @@ def least_of(layer: LocalLayer, kind: str, local: LocalCost, traffic: TrafficBou
     load = max(layer.expert_load, default=1.0)
 
     def work(items: Sequence[Work]) -> float:
+        """Seconds of consecutive kernels."""
         runs = tuple((item.kernels, item.part) for item in items)
         seconds = local.work(runs, dense=local.in_recipe(layer.kind)).seconds if runs else 0.0
         return seconds * (load if runs and items[0].name == EXPERTS else 1.0)
 
     def exchange(item: Exchange) -> float:
+        """Seconds of one exchange."""
         size = DTYPE_BYTES[item.dtype] if item.dtype else element
         batch = local.micro_batch_size if item.per_sample else 1
         return traffic.seconds(item.kind, item.elements * size * batch, item.dims, item.matrix)
@@ -151,12 +153,14 @@ def times_of(
     known_layers: dict[tuple[object, ...], LeastSeconds] = {}
 
     def layer(local_layer: LocalLayer, kind: str) -> LeastSeconds:
+        """A layer's least seconds, asked once."""
         key = id(local_layer.forward), id(local_layer.backward), local_layer.expert_load, local_layer.kind, kind
         if key not in known_layers:
             known_layers[key] = layer_seconds(local_layer, kind)
         return known_layers[key]
 
     def total(chunk: Chunk, kinds: Iterable[str]) -> tuple[float, float]:
+        """A chunk's seconds: computing, and with exchanges that nothing hides."""
         layer_times = [layer(least, kind) for least in chunk.layers for kind in kinds]
         compute = sum(least.compute for least in layer_times)
         return compute, compute if paired else sum(least.whole for least in layer_times)

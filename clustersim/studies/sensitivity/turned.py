@@ -97,6 +97,7 @@ def break_even(prepared: Prepared, now: float, growth: float = 0.05, tell: Told 
     step_of = {1.0: now}
 
     def step(factor: float) -> float:
+        """Seconds of a step on a network so many times as fast; played once."""
         if factor not in step_of:
             tell(f"a network {factor:.3g} times as fast")
             step_of[factor] = rerun_step(prepared, "network", factor) or now

@@ -120,6 +120,7 @@ def follow_parent() -> None:
     parent = parent_process()
 
     def watch() -> None:
+        """Wait for the parent's end, then end this process at once."""
         if parent is not None:
             connection.wait([parent.sentinel])
             os._exit(1)

@@ -104,6 +104,7 @@ def sweep(
         counter = _ProgressCounter(progress, left.scenarios, left.scenarios - len(left.cases))
 
         def took(lines: Sequence[bytes]) -> None:
+            """Write rows, and count them."""
             writer.append(lines)
             counter(lines)
 

@@ -162,6 +162,7 @@ def largest_micro_batch(parts: ScenarioParts, rule: Callable[[Verdict], bool] = 
     """
 
     def fits(size: int) -> bool:
+        """Whether the rule holds at this size."""
         return rule(parts.verdict_of(parts.resized(size)))
 
     if not fits(1):

@@ -68,6 +68,7 @@ def _faster(prepared: Prepared, knob: str, factor: float) -> float:
     bounds = KNOB_NAMED[knob].helps
 
     def one(op: Op, role: Role) -> Op:
+        """An op, faster where one of the bounds holds it."""
         if not isinstance(op, Compute) or op.bound not in bounds:
             return op
         return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
@@ -117,6 +118,7 @@ def _wider(prepared: Prepared, knob: str, factor: float) -> float | None:
 
 def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
     def planner(request: Request, group: Group) -> Plan:
+        """The backend's plan with a shorter latency."""
         plan = backends.plan(request, group, backend=prepared.backend)
         return replace(plan, latency=plan.latency / factor)
 

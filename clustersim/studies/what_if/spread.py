@@ -152,6 +152,7 @@ def _rows(every: Sequence[DrawnVariation], rows: Ints | None = None) -> DrawnVar
     """Draws one behind the other; of them ``rows``, or all."""
 
     def of(name: str) -> Floats | None:
+        """The chosen rows of a column, None where it is not drawn."""
         columns = [getattr(drawn_step, name) for drawn_step in every]
         return None if columns[0] is None else np.concatenate(columns)[slice(None) if rows is None else rows]
 

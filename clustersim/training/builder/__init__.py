@@ -112,6 +112,7 @@ def _repeated(recipe: StepRecipe, laid: StageLay, hooks: Hooks) -> RepeatedPasse
         return None
 
     def alike(action: Action, last: bool) -> object | None:
+        """What passes that do the same have in common."""
         again = (action.microbatch, action.chunk) in laid.stage.repeated
         return (action.kind, action.chunk, again) if hooks.quiet(action.chunk, last=last) else None
 

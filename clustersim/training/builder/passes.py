@@ -81,6 +81,7 @@ class RepeatedPasses:
         now = dict(zip(known.entered, entered, strict=True))
 
         def moved(needs: Sequence[int]) -> tuple[int, ...]:
+            """Places of the same ops in the new pass."""
             return tuple([need + shift if need >= known.begin else now[need] for need in needs])
 
         for op in known.ops[: known.own]:

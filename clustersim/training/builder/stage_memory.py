@@ -90,6 +90,7 @@ def _stage(
     updating = np.arange(n) == n - 1
 
     def always(per_chunk: tuple[float, float]) -> Floats:
+        """(n,) float: the same bytes at every moment, from those of a parameter."""
         return np.full(n, per_chunk[0] * count[0] + per_chunk[1] * count[1])
 
     workspace = always(states.workspace)

@@ -219,6 +219,7 @@ def _groups(name: str, kernels: Kernels) -> list[tuple[str, Kernels]]:
     """Neighbours that one node takes, with their module: linears on one input, attention's core alone, the rest."""
 
     def key(item: tuple[int, Kernel]) -> tuple[object, ...]:
+        """What neighbours of one node share."""
         i, kernel = item
         module = module_of(kernel, name)
         if is_expert(kernel):

@@ -44,6 +44,7 @@ class _RankWriter:
         self.kept: deque[Action] = deque()
 
     def next(self, kind: str, chunk: int) -> Action:
+        """The pass of this kind on a chunk's next micro-batch."""
         counter = ("F" if kind == "F" else "B", chunk)
         self.following[counter] += 1
         action = Action(kind, self.following[counter] - 1, chunk)
@@ -52,6 +53,7 @@ class _RankWriter:
         return action
 
     def run(self, *passes: tuple[str, int]) -> None:
+        """Append passes, a slot each."""
         self.slots += [(self.next(kind, chunk),) for kind, chunk in passes]
 
     def beside(self, forward: int) -> None:

@@ -22,6 +22,7 @@ def text(order: Order) -> str:
     several = any(action.chunk for slot in order for action in slot)
 
     def word(action: Action) -> str:
+        """One action; its chunk where there are several."""
         return f"{action.kind}{action.microbatch}" + f".{action.chunk}" * several
 
     return " ".join(word(slot[0]) if len(slot) == 1 else f"({'|'.join(map(word, slot))})" for slot in order)

@@ -56,6 +56,7 @@ def _schedule(rows: Sequence[Sequence[Sequence[Action]]], path: str | Path) -> S
         raise ScenarioError(f"{path}: {error}".replace("$.parallel.schedule)", "$.parallel.schedule_csv)")) from None
 
     def rule(given_p: int, chunks: int, given_m: int) -> Orders:
+        """The orders of the file, for its own number of ranks only."""
         if given_p != p:
             raise ScenarioError(f"{path} is a schedule of {p} pipeline ranks, not {given_p} (at $.parallel.pp)")
         return orders

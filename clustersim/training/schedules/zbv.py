@@ -70,6 +70,7 @@ def _level(search: ZBVSearch) -> None:
         before = search.ranks[rank - 1]
 
         def behind(me: GreedyRank = me, before: GreedyRank = before) -> bool:
+            """Whether this rank has run fewer F than the one before it, or no more of chunk 1."""
             fewer = me.count("F", 0) + me.count("F", 1) < before.count("F", 0) + before.count("F", 1)
             return fewer or me.count("F", 1) <= before.count("F", 1) < search.m
 

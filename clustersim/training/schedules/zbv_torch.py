@@ -38,6 +38,7 @@ def _order(rank: int, p: int, m: int) -> Order:
     count = {(kind, chunk): 0 for kind in "FIW" for chunk in (0, 1)}
 
     def run(words: str, times: int = 1) -> None:
+        """Append words such as ``F0``, all of them so many times."""
         for word in words.split() * times:
             place = word[0], int(word[1])
             actions.append(Action(place[0], count[place], place[1]))

@@ -139,6 +139,7 @@ def _within(stages_held: int) -> tuple[Callable[..., Orders], Callable[..., int 
         return min(attempts, key=lambda attempt: attempt[0])[1]
 
     def peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
+        """Micro-batches that a rank holds at most; None for measured costs, of which no formula is known."""
         rules = greedy.rules(stages_held * p, options)
         return min(m, rules.limit) if rules.costs == UNIT else None
 

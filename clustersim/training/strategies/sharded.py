@@ -66,13 +66,20 @@ class _ShardedLayer(Protocol):
     """A layer to wrap, whole or one rank's part of it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As the model calls it."""
+
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Such as embedding, block, head or loss."""
+
     @property
-    def tensors(self) -> tuple[Tensor, ...]: ...
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is to be sharded."""
+
     @property
-    def parameters(self) -> int: ...
+    def parameters(self) -> int:
+        """Their elements."""
 
 
 def units(
@@ -269,6 +276,7 @@ def whole_matrices(ops: base.OpList, cost: StepCost, group: Ints, after: tuple[i
     seconds = sum(n * update.seconds for n, update in rounds)
 
     def exchanged(name: str, after: tuple[int, ...]) -> tuple[int, ...]:
+        """The exchange; nothing on one rank."""
         if ranks == 1:
             return after
         return (ops.add(Collective(name, "all_to_all", nbytes, group, after=after, dtype="bf16", step=ops.step)),)

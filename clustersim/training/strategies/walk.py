@@ -217,6 +217,7 @@ def whole(ops: base.OpList, model: Model, cost: StepCost) -> Lay:
     copies = None if cost.offloaded is None else ActivationCopies(ops, model, cost.offloaded, cost.offload_rates)
 
     def lay(place: Place, action: Action, part: LayerPart) -> Iterable[None]:
+        """Lay a layer's kernel, with copies from and to the host around it."""
         i, waits, ops.waits = place[1], ops.waits, ()
         if copies is not None:
             waits = (*waits, *copies.ahead(i, forward=action.kind == "F"))
@@ -321,6 +322,7 @@ def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], AssumingHoo
     """``build`` of a strategy in which every rank walks the same whole model, with these hooks."""
 
     def build(model: Model, cost: StepCost, mesh: Mesh, config: Any, steps: int, seed: int) -> Program:
+        """The program of all steps."""
         base.check(model, cost, steps)
         ops = base.OpList()
         paces = usual(cost.jitter, steps, mesh.world_size, seed)
@@ -347,6 +349,7 @@ def sampled(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], AssumingHo
     """
 
     def sample(model: Model, cost: StepCost, mesh: Mesh, config: Any) -> base.StepSample:
+        """A step of one micro-batch, and one of many."""
         base.check(model, cost, 1)
         passes = MANY if config.gradient_accumulation_steps > 1 else 1
         ops = base.OpList()
@@ -356,6 +359,7 @@ def sampled(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], AssumingHo
         begins: list[int] = []
 
         def lay_pass(action: Action, lay: Callable[[], None], *, last: bool) -> None:
+            """Lay a pass, and note where it begins."""
             begins.append(len(ops.ops))
             lay()
 

@@ -167,6 +167,7 @@ class _PrefetchWalk(msgspec.Struct):
             place_of[self.order[place]] = place
 
     def visit(self, k: int) -> Visit:
+        """What the coordinator does at the k-th module: gather it, prefetch, and release it if nobody needs it soon."""
         module = self.order[k]
         fetch = module not in self.available and self.sizes[module] > 0
         if fetch:
