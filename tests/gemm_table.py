@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.core.device import Device, device_from_text
+from clustersim.core.device import Device
+from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import TopologyError
 from clustersim.model.seconds import gemm_time
 

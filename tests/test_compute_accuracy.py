@@ -17,7 +17,8 @@ import pytest
 from gemm_table import Fit, check, read_gemms
 from kernel_times import time_in
 
-from clustersim.core.device import device, device_from_text
+from clustersim.core.device import device
+from clustersim.core.device_names import device_from_text
 from clustersim.core.model import Kernel, Model
 from clustersim.core.paths import data_path
 from clustersim.model import convnet, from_hf, transformer

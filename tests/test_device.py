@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.core.device import SPREADS, _inherit, device, device_from_text, devices, families
+from clustersim.core.device import SPREADS, _inherit, device, devices, families
+from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import TopologyError
 from clustersim.core.texts import data_table
 from clustersim.core.units import parse_bytes

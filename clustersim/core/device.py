@@ -1,12 +1,11 @@
 """One GPU, or one CPU core, as data: peak rates, memory, and how much of each a real kernel reaches, with sources.
 
-The figures are in ``data/devices.toml``; :func:`device` looks a name or alias up, :func:`device_from_text` reads a GPU
-as tables and logs write it.
+The figures are in ``data/devices.toml``; :func:`device` looks a name or alias up, and
+:func:`clustersim.core.device_names.device_from_text` reads a GPU as tables and logs write it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -229,12 +228,6 @@ _FALLBACK = {
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
     "fp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
 }
-_BOARD = re.compile(r"sxm\d?|pcie?|hbm\de?|nvidia|tesla|geforce|amd|instinct|quadro|generation|lambdacloud")
-_JOINED = re.compile(
-    r"(rtx)[\s-]*(pro)[\s-]*(6000)|(gtx)[\s-]*(titan)[\s-]*(x)\b|(titan)[\s-]*(x)[\s-]*\(?(pascal)|(titan)[\s-]*(rtx|xp|x|v)\b"
-    r"|(rtx)[\s-]*(6000)[\s-]*(turing)|(rtx)[\s-]*([56]000)[\s-]+(ada)"
-    r"|([gr]tx)[\s-]*(a?\d{4})(?:[\s-]*(ti)\b)?(?:[\s-]*(super)\b)?"
-)
 
 
 @lru_cache(maxsize=1)
@@ -250,7 +243,7 @@ def device(name: str) -> Device:
     >>> device("H100-SXM5-80GB").sm, device("NVIDIA H100 80GB HBM3").name
     (90, 'H100-SXM5-80GB')
     """
-    named = _names().get(str(name).strip().lower())
+    named = by_name().get(str(name).strip().lower())
     if named is None:
         every_name = [text for gpu in devices().values() for text in (gpu.name, *gpu.aliases)]
         raise TopologyError(f"unknown device {name!r}; {nearest(name, every_name)}")
@@ -258,66 +251,9 @@ def device(name: str) -> Device:
 
 
 @lru_cache(maxsize=1)
-def _names() -> Mapping[str, Device]:
+def by_name() -> Mapping[str, Device]:
+    """Every shipped device by its name and its aliases in lower case."""
     return {text.lower(): d for d in devices().values() for text in (d.name, *d.aliases)}
-
-
-def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
-    """The device that a table or log means, whatever it adds: ``"V100-16GB-SXM2 (DGX-1)"``, ``"A100 80GB PCIe"``.
-
-    The chip must be named; memory size and board (SXM, PCIe) narrow the choice and default to the first part listed.
-    ``pcie`` chooses a PCIe (True) or SXM (False) board where the text does not say. Raises :class:`TopologyError` where
-    no known chip is named.
-
-    >>> device_from_text("LambdaCloud V100 16GB").name
-    'V100-SXM2-16GB'
-    """
-    bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
-    board = "pcie" if re.search(r"pci", text, re.I) else "sxm" if re.search(r"sxm|dgx|hgx", text, re.I) else ""
-    for candidate in (text, bare):
-        if (board or pcie is None) and candidate.strip().lower() in _names():
-            return _names()[candidate.strip().lower()]
-    parts = _parts(text)
-    memory = re.search(r"(\d+)\s*GB", text)
-    generation = re.search(r"sxm\d", text, re.I)
-    board = board or {True: "pcie", False: "sxm", None: ""}[pcie]
-    gib, sxm = int(memory[1]) if memory else 0, generation[0].lower() if generation else "none"
-
-    def fit(d: Device) -> tuple[bool, bool, bool]:
-        """How well a device fits the text; larger is better."""
-        name = d.name.lower()
-        return board in name, abs(d.memory_bytes / 2**30 - gib) < 0.01 * gib, sxm in name  # 140.4 GiB is a "141 GB"
-
-    return max(parts, key=fit)
-
-
-def _parts(text: str) -> list[Device]:
-    """The parts with the chip that a text names, in the order of their table."""
-    bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
-    known = {_tokens(d.name)[0] for d in devices().values()}
-    chip = next((token for words in (bare, text) for token in _tokens(words) if token in known), None)
-    if chip is None:
-        raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
-    return [d for d in devices().values() if _tokens(d.name)[0] == chip]
-
-
-def other_parts(text: str, taken: Device) -> list[str]:
-    """Names of parts that a text could mean as well as the one that was ``taken``: it names their chip, and neither
-    their memory nor their board. Raises :class:`TopologyError` where no known chip is named.
-
-    >>> taken = devices()["A100-SXM4-80GB"]
-    >>> other_parts("A100 80GB", taken), other_parts("A100-SXM4-80GB", taken)
-    (['A100-PCIe-80GB'], [])
-    """
-    words = {word.replace(" ", "") for word in re.findall(r"\b\d+ *gb|pcie|sxm", text.lower())}
-    others = [d.name for d in _parts(text) if d != taken]
-    return [name for name in others if all(word in name.lower() for word in words)] if text != taken.name else []
-
-
-def _tokens(text: str) -> list[str]:
-    """Chip words of a GPU's name: boards and makers dropped, ``RTX 3080 Ti`` and ``TITAN RTX`` joined."""
-    text = _JOINED.sub(lambda m: "".join(group for group in m.groups() if group), _BOARD.sub(" ", text.lower()))
-    return [word for word in re.split(r"[\s\-,/()]+", text) if word and not re.fullmatch(r"\d+(\.\d+)?(gb)?", word)]
 
 
 def families() -> Table:

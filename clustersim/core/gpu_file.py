@@ -25,10 +25,10 @@ from clustersim.core.device import (
     assumed_notes,
     build,
     device,
-    device_from_text,
     devices,
     families,
 )
+from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import TopologyError
 from clustersim.core.texts import Table, fields_of, is_file, plain_file, shown, text_of, toml
 from clustersim.core.units import Bandwidth, Bytes, Flops, Hertz, quantity

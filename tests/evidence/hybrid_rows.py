@@ -10,7 +10,8 @@ import re
 
 from clustersim import scenario
 from clustersim.calibrate.score import number
-from clustersim.core.device import device, device_from_text
+from clustersim.core.device import device
+from clustersim.core.device_names import device_from_text
 from clustersim.core.texts import Table
 from clustersim.scenario.run.parts import model_of
 from tests.evidence.expert_rows import (

@@ -31,7 +31,7 @@ import re
 import msgspec
 
 from clustersim.calibrate.score import number
-from clustersim.core.device import device_from_text
+from clustersim.core.device_names import device_from_text
 from clustersim.core.texts import Table
 from clustersim.model.seconds import Execution
 from clustersim.model.seconds.base import FLOAT8_RECIPES

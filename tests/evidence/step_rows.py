@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from clustersim.calibrate.score import number
-from clustersim.core.device import Device, device_from_text
+from clustersim.core.device import Device
+from clustersim.core.device_names import device_from_text
 from clustersim.core.model import Model
 from clustersim.core.texts import Table
 from clustersim.model.seconds import Execution

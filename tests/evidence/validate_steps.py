@@ -40,7 +40,8 @@ from clustersim.calibrate.score import (
     with_ranges,
 )
 from clustersim.calibrate.score import Row as ScoredRow
-from clustersim.core.device import device, device_from_text
+from clustersim.core.device import device
+from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import ClusterSimError, TopologyError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.ranges import PredictionRange, of_memory, of_step

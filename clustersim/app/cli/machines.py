@@ -71,7 +71,7 @@ class MachineChoice:
 
 def taken_for(gpu: str | None, choice: MachineChoice) -> str:
     """Which GPU and machine ``--gpu`` was taken for, and what it could mean besides; empty where nothing is open."""
-    from clustersim.core.device import other_parts
+    from clustersim.core.device_names import other_parts
 
     if gpu is None or gpu_file.is_own(gpu):
         return ""
@@ -95,7 +95,7 @@ def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
     a topology the GPU stands in its sockets. Raises :class:`ClusterSimError` where nothing shipped carries it.
     """
     from clustersim.cluster import files as fabrics
-    from clustersim.core.device import device_from_text
+    from clustersim.core.device_names import device_from_text
 
     if topology is not None:
         fabrics.load(topology)
@@ -114,7 +114,7 @@ def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
 
 def _carrier(gpu: str) -> str:
     """The plainest shipped machine that carries a GPU."""
-    from clustersim.core.device import device_from_text
+    from clustersim.core.device_names import device_from_text
 
     shipped_names = shipped("topologies")
     if (plain := f"hgx-{gpu.lower()}") in shipped_names:

@@ -358,7 +358,7 @@ def place_of(machine: MachineChoice, nodes: int, shape: ModelShape | None) -> Re
 def device(file: Path, like: str) -> None:
     """A GPU of your own, for clustersim run --gpu, cluster.device and [device] of a topology."""
     from clustersim.core import gpu_file
-    from clustersim.core.device import device_from_text
+    from clustersim.core.device_names import device_from_text
 
     base = device_from_text(like)
     peaks = ", ".join(f'{dtype} = "{rate / 1e12:.6g} TFLOP/s"' for dtype, rate in base.peak.items())

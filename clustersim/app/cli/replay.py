@@ -123,7 +123,8 @@ def _folder(out: Path, files: tuple[Path, ...], settings: list[object]) -> Folde
 
 def _scale(measured: Timeline, times: int, scales: tuple[str, ...]) -> Scale:
     """What differs from the measured run. Raises :class:`ClusterSimError` for a word or a value that cannot be used."""
-    from clustersim.core.device import DTYPES, device_from_text
+    from clustersim.core.device import DTYPES
+    from clustersim.core.device_names import device_from_text
     from clustersim.files.traces.joining import DEVICE
     from clustersim.studies.replay.replay_scale import Scale, groups_of
 

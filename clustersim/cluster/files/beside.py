@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clustersim.cluster.files import smi_topo
 from clustersim.core import texts
-from clustersim.core.device import device_from_text
+from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import TopologyError
 
 LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}

@@ -1,0 +1,73 @@
+"""Which GPU a text means: tables, logs and people write names with boards, makers and memory around them."""
+
+from __future__ import annotations
+
+import re
+
+from clustersim.core.device import Device, by_name, devices
+from clustersim.core.errors import TopologyError, nearest
+
+_BOARD = re.compile(r"sxm\d?|pcie?|hbm\de?|nvidia|tesla|geforce|amd|instinct|quadro|generation|lambdacloud")
+_JOINED = re.compile(
+    r"(rtx)[\s-]*(pro)[\s-]*(6000)|(gtx)[\s-]*(titan)[\s-]*(x)\b|(titan)[\s-]*(x)[\s-]*\(?(pascal)|(titan)[\s-]*(rtx|xp|x|v)\b"
+    r"|(rtx)[\s-]*(6000)[\s-]*(turing)|(rtx)[\s-]*([56]000)[\s-]+(ada)"
+    r"|([gr]tx)[\s-]*(a?\d{4})(?:[\s-]*(ti)\b)?(?:[\s-]*(super)\b)?"
+)
+
+
+def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
+    """The device that a table or log means, whatever it adds: ``"V100-16GB-SXM2 (DGX-1)"``, ``"A100 80GB PCIe"``.
+
+    The chip must be named; memory size and board (SXM, PCIe) narrow the choice and default to the first part listed.
+    ``pcie`` chooses a PCIe (True) or SXM (False) board where the text does not say. Raises :class:`TopologyError` where
+    no known chip is named.
+
+    >>> device_from_text("LambdaCloud V100 16GB").name
+    'V100-SXM2-16GB'
+    """
+    bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
+    board = "pcie" if re.search(r"pci", text, re.I) else "sxm" if re.search(r"sxm|dgx|hgx", text, re.I) else ""
+    for candidate in (text, bare):
+        if (board or pcie is None) and candidate.strip().lower() in by_name():
+            return by_name()[candidate.strip().lower()]
+    parts = _parts(text)
+    memory = re.search(r"(\d+)\s*GB", text)
+    generation = re.search(r"sxm\d", text, re.I)
+    board = board or {True: "pcie", False: "sxm", None: ""}[pcie]
+    gib, sxm = int(memory[1]) if memory else 0, generation[0].lower() if generation else "none"
+
+    def fit(d: Device) -> tuple[bool, bool, bool]:
+        """How well a device fits the text; larger is better."""
+        name = d.name.lower()
+        return board in name, abs(d.memory_bytes / 2**30 - gib) < 0.01 * gib, sxm in name  # 140.4 GiB is a "141 GB"
+
+    return max(parts, key=fit)
+
+
+def _parts(text: str) -> list[Device]:
+    """The parts with the chip that a text names, in the order of their table."""
+    bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
+    known = {_tokens(d.name)[0] for d in devices().values()}
+    chip = next((token for words in (bare, text) for token in _tokens(words) if token in known), None)
+    if chip is None:
+        raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
+    return [d for d in devices().values() if _tokens(d.name)[0] == chip]
+
+
+def other_parts(text: str, taken: Device) -> list[str]:
+    """Names of parts that a text could mean as well as the one that was ``taken``: it names their chip, and neither
+    their memory nor their board. Raises :class:`TopologyError` where no known chip is named.
+
+    >>> taken = devices()["A100-SXM4-80GB"]
+    >>> other_parts("A100 80GB", taken), other_parts("A100-SXM4-80GB", taken)
+    (['A100-PCIe-80GB'], [])
+    """
+    words = {word.replace(" ", "") for word in re.findall(r"\b\d+ *gb|pcie|sxm", text.lower())}
+    others = [d.name for d in _parts(text) if d != taken]
+    return [name for name in others if all(word in name.lower() for word in words)] if text != taken.name else []
+
+
+def _tokens(text: str) -> list[str]:
+    """Chip words of a GPU's name: boards and makers dropped, ``RTX 3080 Ti`` and ``TITAN RTX`` joined."""
+    text = _JOINED.sub(lambda m: "".join(group for group in m.groups() if group), _BOARD.sub(" ", text.lower()))
+    return [word for word in re.split(r"[\s\-,/()]+", text) if word and not re.fullmatch(r"\d+(\.\d+)?(gb)?", word)]
