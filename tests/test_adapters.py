@@ -18,7 +18,8 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective
 from clustersim.core.ranges import of_step
 from clustersim.model import model
-from clustersim.model.adapters import Adapter, Trained, with_trained
+from clustersim.model.adapter_setting import Adapter
+from clustersim.model.adapters import Trained, with_trained
 from clustersim.model.backward import linked
 from clustersim.scenario import from_table
 from clustersim.scenario.result.trust import trust

@@ -12,7 +12,8 @@ from clustersim.core.errors import ClusterSimError
 from clustersim.core.model import Model
 from clustersim.core.program import Collective
 from clustersim.model import model
-from clustersim.model.adapters import Adapter, Trained, with_trained
+from clustersim.model.adapter_setting import Adapter
+from clustersim.model.adapters import Trained, with_trained
 from clustersim.model.seconds.kernels import flops
 from clustersim.scenario import from_table
 from clustersim.training.parallel import ParallelConfig

@@ -16,7 +16,8 @@ from torch_peaks import BATCH, FAMILIES, TOKENS, hugging_face
 
 from clustersim.core.model import Model
 from clustersim.model import from_hf
-from clustersim.model.adapters import Adapter, Trained, with_trained
+from clustersim.model.adapter_setting import Adapter
+from clustersim.model.adapters import Trained, with_trained
 from clustersim.training.memory import Training, memory
 
 pytestmark = [

@@ -17,7 +17,7 @@ from clustersim.core.errors import ClusterSimError, ModelError, ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
-from clustersim.model.adapters import ALL_LINEAR, UnknownTarget, compiled, is_pattern
+from clustersim.model.adapter_setting import ALL_LINEAR, UnknownTarget, compiled, is_pattern
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Table as Tables
 

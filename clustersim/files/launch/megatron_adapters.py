@@ -15,7 +15,7 @@ from clustersim.core.texts import short, shown
 from clustersim.files.launch.adapters import flag, number
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
-from clustersim.model.adapters import MEGATRON_LINEARS
+from clustersim.model.adapter_setting import MEGATRON_LINEARS
 
 CLASSES = {
     "LoRA": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),

@@ -11,7 +11,7 @@ from clustersim.files.launch.adapters import flag
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.model import named_models as models
-from clustersim.model.adapters import ALL_LINEAR
+from clustersim.model.adapter_setting import ALL_LINEAR
 from clustersim.model.towers import image_note
 
 TOWER, PROJECTOR, DECODER = "freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"

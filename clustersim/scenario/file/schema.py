@@ -12,7 +12,7 @@ from clustersim.core.texts import Table
 from clustersim.core.units import Bandwidth, Bytes, CopyRate, Seconds
 from clustersim.core.variation import Variation
 from clustersim.engine.hang import Watchdogs
-from clustersim.model.adapters import Adapter
+from clustersim.model.adapter_setting import Adapter
 from clustersim.model.packing import Packing
 from clustersim.scenario.file.campaign_schema import CampaignTable
 from clustersim.scenario.file.incident_table import Incident
