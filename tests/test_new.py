@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from clustersim import scenario
-from clustersim.app.cli import new, recipes, room
+from clustersim.app.cli import drafts, recipes, room
+from clustersim.app.cli.drafts import shape_of_model
 from clustersim.app.cli.machines import machine_of
-from clustersim.app.cli.new import shape_of_model
 from clustersim.app.cli.recipes import RecipePlace
 from clustersim.cluster import files as fabrics
 from clustersim.model.named_models import file as model_file
@@ -223,7 +223,7 @@ def test_what_is_in_reserve_is_looked_at_last_and_left_where_it_has_no_room_eith
 
 def test_a_model_is_split_and_its_gradients_are_halved_before_anything_is_left_to_the_host(tmp_path):
     """Qwen3-235B on 64 H100s was written with an offloaded optimizer, 8.4 % MFU; split it has 21.5 %."""
-    draft = new.ScenarioDraft(tmp_path / "s.toml", machine_of("H100", None), 8, "mixtral-8x22b", None)
+    draft = drafts.ScenarioDraft(tmp_path / "s.toml", machine_of("H100", None), 8, "mixtral-8x22b", None)
     tried = [tomllib.loads(text) for text in draft.texts(recipes.USUAL)]
     assert not any("offload_optimizer" in table["strategy"].get("zero_optimization", {}) for table in tried)
     split = [table["parallel"] for table in tried if table.get("parallel", {}).get("framework") == "megatron"]

@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING
 
 import click
 
 from clustersim.app.cli.common import PATH
+from clustersim.app.cli.drafts import PlanDraft, ScenarioDraft, filled, length_line, model_line
 from clustersim.app.cli.machine_texts import changed_machine, mixed_machine
 from clustersim.app.cli.machines import MachineChoice, as_written, machine_of, taken_for
-from clustersim.app.cli.recipes import (
-    MOST_MICRO_BATCH,
-    OF_STRATEGY,
-    RECIPES,
-    USUAL,
-    RecipePlace,
-    batch_of,
-    degrees_tried,
-    kernels,
-    offloading_settings,
-    own_tables,
-    recipe_text,
-    settings,
-    tokens_of,
-)
+from clustersim.app.cli.recipes import OF_STRATEGY, RECIPES, USUAL
 from clustersim.app.cli.room import with_room
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import fresh, writing
-from clustersim.core.paths import data_path
 from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
-
-if TYPE_CHECKING:
-    from clustersim.training.parallel import ModelShape
 
 
 def file_argument(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,8 +45,6 @@ topology_option = click.option(
 model_option = click.option(
     "--model", "model_name", default="llama3-8b", help="A shipped model, a config.json or a .model.json."
 )
-NO_DEVICE = '# device = "..."             # another GPU in the same sockets; `clustersim list devices`\n'
-"""The line of ``[cluster]`` where the machine keeps its own GPUs."""
 
 
 @click.group(short_help="Write a commented scenario, topology, plan or sweep to start from.")
@@ -119,87 +94,6 @@ def scenario(
     if chosen.verdict is not None:
         click.echo(f"{chosen.verdict}\n{chosen.why}", err=not chosen.verdict.ok)
     _say_taken([gpu], [machine])
-
-
-@dataclass(frozen=True)
-class ScenarioDraft:
-    """A scenario that is to be written: where, on what, and of which model."""
-
-    file: Path
-    machine: MachineChoice
-    nodes: int
-    model: str
-    tokens: float | None
-
-    def texts(self, recipes: Sequence[str]) -> Iterator[str]:
-        """The settings of these recipes, in turn, the fastest first.
-
-        Plain data parallelism keeps no recomputation in reserve where another recipe follows.
-        """
-        place = self._place()
-        for recipe in recipes:
-            if recipe == "megatron" != recipes[0] and place.shape is None:
-                continue  # which has nothing to split
-            for values in settings(recipe, place):
-                if recipe == USUAL[0] != recipes[-1] and values["kept"] != "none":
-                    break
-                yield self._filled(recipe, recipe_text(recipe, place, values))
-
-    def offloading_texts(self, recipes: Sequence[str]) -> Iterator[str]:
-        """The settings of these recipes that leave a part to the host, for models that fit in no other way."""
-        place = self._place()
-        for recipe in recipes:
-            for values in offloading_settings(recipe, place):
-                yield self._filled(recipe, recipe_text(recipe, place, values))
-
-    def _place(self) -> RecipePlace:
-        shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
-        return place_of(self.machine, self.nodes, shape)
-
-    def _filled(self, recipe: str, tables: str) -> str:
-        return _filled(
-            "scenario",
-            file=short(self.file.name),
-            title=RECIPES[recipe],
-            machine=self.machine.label,
-            topology=as_written(self.machine.topology, self.file),
-            device=self.machine.device_line(self.file) or NO_DEVICE,
-            nodes=self.nodes,
-            model=self.model,
-            model_line=model_line(self.model, self.file),
-            length=length_line(self.model, self.file),
-            recipe=tables,
-            campaign="" if self.tokens is None else _filled("campaign", tokens=f"{self.tokens:g}"),
-        )
-
-
-def shape_of_model(name: str, file: Path) -> ModelShape:
-    """A model's sizes, with samples of the length that :func:`length_line` writes."""
-    from clustersim.scenario import from_table
-    from clustersim.scenario.run.parts import shape_of
-
-    table = tomllib.loads(f"{model_line(name, file)}\n{length_line(name, file)}")
-    tables = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
-    return shape_of(from_table(tables, file))
-
-
-def length_line(name: str, file: Path) -> str:
-    """The line of ``[model]`` with tokens of a sample; nothing for what reads none, or whose length is its own."""
-    from clustersim.scenario import from_table
-    from clustersim.scenario.run.parts import model_of
-
-    if not has_tokens(name):
-        return ""
-    table = tomllib.loads(model_line(name, file))
-    tables = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
-    longest = model_of(from_table(tables, file)).seq_len
-    return f"seq_len = {longest}               # the config's longest, at most 8192: long contexts are trained last\n"
-
-
-def _filled(draft: str, /, **values: object) -> str:
-    """A shipped draft of a file, with these values in it."""
-    text = (data_path("data") / "new" / f"{draft}.txt").read_text("utf-8")
-    return Template(text).substitute(values).rstrip() + "\n"
 
 
 @new.command()
@@ -291,7 +185,7 @@ topology = "{as_written(machine.topology, file)}"
 '''
         for machine in machines
     )
-    text = _filled(
+    text = filled(
         "plan",
         file=short(file.name),
         model=model_name,
@@ -313,45 +207,6 @@ def _say_taken(gpus: Sequence[str | None], machines: Sequence[MachineChoice]) ->
             click.echo(text)
 
 
-@dataclass(frozen=True)
-class PlanDraft:
-    """A plan that is to be written: of which model, on which machines and how many nodes of each."""
-
-    file: Path
-    model: str
-    machines: Sequence[MachineChoice]
-    nodes: Sequence[int]
-
-    def values(self) -> dict[str, str]:
-        """What depends on model and machines: numbers, kernels, the batch, and degrees."""
-        shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
-        dtype = "bf16" if all(machine.dtype == "bf16" for machine in self.machines) else "fp16"
-        places = [place_of(machine, max(self.nodes), shape) for machine in self.machines]
-        least, most = batch_of(shape, max(place.nodes * place.per_node for place in places))
-        eight = shape is not None and any(machine.has_fp8 for machine in self.machines)
-        tried = degrees_tried(places)
-        micro = [size for size in places[0].micro_batches[::-1] if size <= MOST_MICRO_BATCH]
-        return {
-            "dtype": dtype,
-            "dtypes": json.dumps([dtype, "fp8"] if eight else [dtype]),
-            "kernels": kernels(shape),
-            "least": str(least),
-            "most": str(most),
-            "batch": tokens_of(least, most, shape),
-            "micro": str(sorted({*micro[-3:]} if shape is None else {*micro[-2:], 1, 2})),
-            "parallel": tried,
-            **own_tables(tried),
-        }
-
-
-def place_of(machine: MachineChoice, nodes: int, shape: ModelShape | None) -> RecipePlace:
-    """A machine of so many nodes, for a model of this shape."""
-    from clustersim.cluster import files as fabrics
-
-    per_node = max(1, sum(kind == "gpu" for kind in fabrics.load(machine.topology).vertex_kinds))
-    return RecipePlace(shape, machine.dtype, nodes, per_node)
-
-
 @new.command()
 @file_argument
 @click.option("--like", default="H200", help="The shipped GPU that it is like.")
@@ -362,7 +217,7 @@ def device(file: Path, like: str) -> None:
 
     base = device_from_text(like)
     peaks = ", ".join(f'{dtype} = "{rate / 1e12:.6g} TFLOP/s"' for dtype, rate in base.peak.items())
-    text = _filled(
+    text = filled(
         "device",
         file=short(file.name),
         name=toml_value(file.stem),
@@ -387,26 +242,7 @@ def sweep(file: Path, base: str) -> None:
     """A sweep for clustersim sweep: one scenario, many values."""
     from clustersim.studies.sweep.spec import load
 
-    write_new(file, _filled("sweep", file=short(file.name), base=base), load)
-
-
-def model_line(name: str, file: Path) -> str:
-    """The line of ``[model]`` that names it; a path is written relative to the file."""
-    from clustersim.model.named_models import is_model_file, model
-
-    path = Path(name)
-    if is_model_file(path):
-        return f'file = "{os.path.relpath(path, file.parent)}"'
-    if path.suffix != ".json" and not path.is_dir():
-        return f'name = "{model(name).name}"'
-    return f'hf_config = "{os.path.relpath(path, file.parent)}"'
-
-
-def has_tokens(name: str) -> bool:
-    """Whether a model reads text."""
-    from clustersim.model.named_models import file, is_model_file
-
-    return not is_model_file(Path(name)) and file(name) is not None
+    write_new(file, filled("sweep", file=short(file.name), base=base), load)
 
 
 def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:
