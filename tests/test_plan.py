@@ -39,7 +39,7 @@ from clustersim.studies.plan.candidates import (
     expanded,
     scenario_of,
 )
-from clustersim.studies.plan.limits import SLACK, held_bound, step_bound, too_much
+from clustersim.studies.plan.limits import SLACK, SampledSteps, step_bound, too_much
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.searching import _OptionCount
 from clustersim.studies.plan.spec import from_table
@@ -161,11 +161,11 @@ def test_two_steps_say_the_bound_of_as_many_as_are_played(strategy, monkeypatch)
     )
     looked = []
     monkeypatch.setattr("clustersim.studies.plan.limits.step_bound", lambda one: looked.append(one) or step_bound(one))
-    sampled, whole = held_bound(held(made)), step_bound(made.prepare())
+    sampled, whole = SampledSteps().bound(held(made)), step_bound(made.prepare())
     assert len(looked) == (strategy["kind"] == "parameter_server")
     looked.clear()
     monkeypatch.setattr("clustersim.studies.plan.limits.sampled_step", lambda parts: None)  # as of a strategy of others
-    for bound in (sampled, held_bound(held(made))):
+    for bound in (sampled, SampledSteps().bound(held(made))):
         assert bound.compute_s == pytest.approx(whole.compute_s, rel=1e-12)
         assert bound.step_s == pytest.approx(whole.step_s, rel=1e-12)
     steps = 1 + max(op.step for op in looked[0].program.roles[0].ops)

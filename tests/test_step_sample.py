@@ -18,7 +18,7 @@ from clustersim.scenario.run.held import held
 from clustersim.scenario.run.running import prepare_held, sampled_step
 from clustersim.studies.plan import limits
 from clustersim.studies.plan.candidates import scenario_of
-from clustersim.studies.plan.limits import Bound, held_bound, step_bound
+from clustersim.studies.plan.limits import Bound, SampledSteps, step_bound
 from clustersim.studies.plan.seen import KnownCandidates, machines_of
 from clustersim.studies.plan.spec import load
 from clustersim.training.strategies import STRATEGIES
@@ -88,7 +88,7 @@ def test_few_passes_have_the_kernels_and_collectives_of_the_step_that_is_written
         assert sampled is not None
         sample, _ = sampled
         assert work_of(list(sample.times(passes))) == work_of([(ops, 1)]), passes
-        assert held_bound(parts).step_s == pytest.approx(step_bound(prepare_held(parts)).step_s, rel=1e-12)
+        assert SampledSteps().bound(parts).step_s == pytest.approx(step_bound(prepare_held(parts)).step_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in shipped("scenarios") if name.startswith("plan_")])

@@ -23,7 +23,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
 from clustersim.explain.metrics import steady_window
-from clustersim.explain.pieces import STATES, Pieces, PieceState, by_class, pieces, ranks_with_spans
+from clustersim.explain.pieces import STATES, Pieces, by_class, pieces, ranks_with_spans
 
 NOT_RECORDED = "not recorded"
 """The state of a measured rank before its first span and behind its last."""
@@ -70,11 +70,6 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     def mean(self) -> Floats:
         """(k,) float: shares of all ranks' time."""
         return self.over(self.rank)
-
-    @property
-    def exposed_fraction(self) -> Floats:
-        """(w,) float, share of the time."""
-        return self.shares[:, PieceState.EXPOSED]
 
 
 def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:

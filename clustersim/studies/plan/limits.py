@@ -91,18 +91,16 @@ class SampledSteps:
         self._bills: dict[object, _SampleBill | None] = {}
 
     def bound(self, parts: ScenarioParts, key: object = None) -> Bound:
-        """:func:`held_bound` of a scenario. ``key`` : hashable; None where the scenario shares with no other."""
+        """:func:`step_bound` of a scenario whose model is whole, from the fewest steps and passes that say it.
+
+        ``key`` : hashable; None where the scenario shares with no other.
+        """
         passes = parts.scenario.config.gradient_accumulation_steps
         whole_key = key, passes > 1
         if key is None or whole_key not in self._bills:
             self._bills[whole_key] = _bill(parts)
         bill = self._bills[whole_key]
         return _written_out(parts) if bill is None else bill.bound(passes)
-
-
-def held_bound(parts: ScenarioParts) -> Bound:
-    """:func:`step_bound` of a scenario whose model is whole, from the fewest steps and passes that say it."""
-    return SampledSteps().bound(parts)
 
 
 @dataclass(frozen=True)
