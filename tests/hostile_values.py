@@ -73,14 +73,6 @@ NASTY = st.one_of(
 )
 
 
-def deep(depth: int) -> list[Any]:
-    """Lists inside each other."""
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 def places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place inside a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
