@@ -163,7 +163,7 @@ class _Rewriter(msgspec.Struct, frozen=True):
             added = self.add(link, kernel, first=sharing[i] not in given)
             if added:
                 given.add(sharing[i])
-            yield from (_weights_only(k) if i in beside and k.name.endswith("lora_A") else k for k in added)
+            yield from (_one_product(k, "W") if i in beside and k.name.endswith("lora_A") else k for k in added)
 
     def _with_own_backward(self, i: int, kernel: Kernel, rest: _RestFrozen, *, ahead: bool, beside: bool) -> Kernel:
         """A kernel with what is left of its backward; ``ahead`` : of the first that is trained, ``beside`` : it reads
@@ -173,7 +173,7 @@ class _Rewriter(msgspec.Struct, frozen=True):
             return _no_product(kernel, rest, ahead=ahead)
         is_frozen = link.tensor in self.frozen if link else rest.experts if i in self.links.experts else rest.others
         if not is_frozen:
-            return _weights_only(kernel) if beside else kernel
+            return _one_product(kernel, "W") if beside else kernel
         return _without_backward(kernel) if ahead or beside else _inputs_only(kernel)
 
     def _first_trained(self, tensors: Sequence[Tensor]) -> int:
@@ -261,25 +261,17 @@ def _without_backward(kernel: Kernel) -> Kernel:
 
 def _inputs_only(kernel: Kernel) -> Kernel:
     """A product whose weights are frozen: one product in backward, and nothing to keep for the other."""
+    return replace(_one_product(kernel, "I"), saved=0.0, kept=NOTHING)
+
+
+def _one_product(kernel: Kernel, halves: str) -> Kernel:
+    """A product of which backward has one of two: ``I``, of its inputs, or ``W``, of its weights."""
     return replace(
         kernel,
         backward_flops=kernel.backward_flops / 2.0,
         backward_nbytes=kernel.backward_nbytes / 2.0,
         backward_launches=kernel.backward_launches // 2,
-        halves="I",
-        saved=0.0,
-        kept=NOTHING,
-    )
-
-
-def _weights_only(kernel: Kernel) -> Kernel:
-    """A product whose inputs need no gradient."""
-    return replace(
-        kernel,
-        backward_flops=kernel.backward_flops / 2.0,
-        backward_nbytes=kernel.backward_nbytes / 2.0,
-        backward_launches=kernel.backward_launches // 2,
-        halves="W",
+        halves=halves,
     )
 
 

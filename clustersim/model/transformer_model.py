@@ -122,41 +122,7 @@ def build(shape: TransformerShape, notes: tuple[str, ...] = ()) -> Model:
 
 @lru_cache(maxsize=32)
 def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
-    boundary = float(s.seq_len * s.d_model)
-    shapes = [s.of_block(i) for i in range(s.layers)]
-    body = {variant: block_kernels(variant) for variant in dict.fromkeys(shapes)}
-    blocks = [
-        Layer(
-            f"layers.{i}",
-            "block",
-            naming.block(shape, i),
-            body[shape],
-            activation_bytes=K.kept(body[shape]),
-            boundary_bytes=boundary,
-            heads=shape.heads if shape.heads != s.heads else 0,
-            kv_heads=shape.kv_heads if shape.kv_heads != s.kv_heads else 0,
-        )
-        for i, shape in enumerate(shapes)
-    ]
-    positions = _head_positions(s)
-    ending = _head_kernels(s, positions)
-    embedding = Layer(
-        "embedding",
-        "embedding",
-        naming.embedding(s),
-        _embedding_kernels(s),
-        activation_bytes=(0.5 if s.hidden_dropout else 0.0) * boundary + (boundary if s.embedding_norm else 0.0),
-        boundary_bytes=float(s.patches.channels * s.patches.image**2) if s.patches else 0.0,
-    )
-    head = Layer(
-        "head",
-        "head",
-        naming.head(s),
-        ending,
-        activation_bytes=K.kept(ending),
-        boundary_bytes=boundary,
-    )
-    layers = (embedding, *blocks, *_mtp(s), head)
+    layers = (_embedding_layer(s), *_blocks(s), *_mtp(s), _head_layer(s))
     if s.tower:
         layers = (*tower_layers(s, s.tower, block_kernels), *(renamed(s.tower, layer) for layer in layers))
     return Model(
@@ -172,6 +138,54 @@ def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
         kv_heads=s.kv_heads,
         head_dim=s.head_dim,
         sample="image" if s.patches else "sequence",
+    )
+
+
+def _boundary(s: TransformerShape) -> float:
+    """Elements per sample that one layer hands to the next."""
+    return float(s.seq_len * s.d_model)
+
+
+def _embedding_layer(s: TransformerShape) -> Layer:
+    boundary = _boundary(s)
+    return Layer(
+        "embedding",
+        "embedding",
+        naming.embedding(s),
+        _embedding_kernels(s),
+        activation_bytes=(0.5 if s.hidden_dropout else 0.0) * boundary + (boundary if s.embedding_norm else 0.0),
+        boundary_bytes=float(s.patches.channels * s.patches.image**2) if s.patches else 0.0,
+    )
+
+
+def _blocks(s: TransformerShape) -> list[Layer]:
+    """Blocks in order; those of one shape have the same kernels."""
+    shapes = [s.of_block(i) for i in range(s.layers)]
+    body = {variant: block_kernels(variant) for variant in dict.fromkeys(shapes)}
+    return [
+        Layer(
+            f"layers.{i}",
+            "block",
+            naming.block(shape, i),
+            body[shape],
+            activation_bytes=K.kept(body[shape]),
+            boundary_bytes=_boundary(s),
+            heads=shape.heads if shape.heads != s.heads else 0,
+            kv_heads=shape.kv_heads if shape.kv_heads != s.kv_heads else 0,
+        )
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def _head_layer(s: TransformerShape) -> Layer:
+    kernels = _head_kernels(s, _head_positions(s))
+    return Layer(
+        "head",
+        "head",
+        naming.head(s),
+        kernels,
+        activation_bytes=K.kept(kernels),
+        boundary_bytes=_boundary(s),
     )
 
 
