@@ -116,6 +116,15 @@ def shared() -> Path:
     return SHARED
 
 
+def exit_code(*words: object) -> int | str | None:
+    """What a command line, run in this process, leaves with."""
+    from clustersim.app.cli import main
+
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    return left.value.code
+
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

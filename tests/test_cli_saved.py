@@ -7,22 +7,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from conftest import exit_code
 
-from clustersim.app.cli import cli, main
+from clustersim.app.cli import cli
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "run"
-    command("run", "ddp_resnet50_1x8_v100", "--set", "run.steps=2", "--out", path, "--report", path / "with_run.html")
+    exit_code("run", "ddp_resnet50_1x8_v100", "--set", "run.steps=2", "--out", path, "--report", path / "with_run.html")
     return path
-
-
-def command(*words):
-    """Exit code of a command line."""
-    with pytest.raises(SystemExit) as left:
-        main([str(word) for word in words])
-    return left.value.code
 
 
 def test_run_writes_everything_the_other_commands_read(folder):
@@ -31,17 +25,17 @@ def test_run_writes_everything_the_other_commands_read(folder):
 
 
 def test_report_of_a_saved_run_is_the_report_of_the_run_but_for_what_needs_other_runs(folder, tmp_path):
-    assert command("report", folder, "-o", tmp_path / "later.html") == 0
+    assert exit_code("report", folder, "-o", tmp_path / "later.html") == 0
     whole = (folder / "with_run.html").read_text()
     rerun = re.search(r"<h3>What if: .*?</ul>\n", whole, re.S)[0]
     assert (tmp_path / "later.html").read_text().split() == whole.replace(rerun, "").split()
-    assert command("report", folder) == 0
+    assert exit_code("report", folder) == 0
     assert (folder / "report.html").is_file()
 
 
 def test_each_table_of_the_critical_path_counts_a_second_once(tmp_path):
     page = tmp_path / "path.html"
-    assert command("report", "ddp_gpt2_xl_2x8_a100", "-o", page) == 0
+    assert exit_code("report", "ddp_gpt2_xl_2x8_a100", "-o", page) == 0
     text = page.read_text().partition('<h2 id="path">')[2].partition("<details>")[0]
     kinds, links = (re.findall(r">([\d.]+)%</td>", table) for table in text.split("</table>")[:2])
     assert sum(map(float, kinds)) == pytest.approx(100, abs=0.5)
@@ -52,28 +46,28 @@ def test_each_table_of_the_critical_path_counts_a_second_once(tmp_path):
 @pytest.mark.parametrize("kind", ["gantt", "topology"])
 def test_plot_draws_a_saved_run(folder, tmp_path, kind, capsys):
     more = ["--zoom", "last", "--rank", "0", "--window", "0..80 ms"] if kind == "gantt" else []
-    assert command("plot", kind, folder, tmp_path / "p.png", "--dpi", "60", *more) == 0
+    assert exit_code("plot", kind, folder, tmp_path / "p.png", "--dpi", "60", *more) == 0
     assert (tmp_path / "p.png").stat().st_size > 5000
     assert "wrote" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["s.csv", "t.json.gz"])
 def test_export_writes_the_ranks_asked_for(folder, tmp_path, name, capsys):
-    assert command("export", folder, tmp_path / name, "--ranks", "1-2,5", "--rank", "7") == 0
+    assert exit_code("export", folder, tmp_path / name, "--ranks", "1-2,5", "--rank", "7") == 0
     assert "ranks 1-2, 5, 7 of 8" in capsys.readouterr().out
 
 
 def test_a_folder_of_a_run_is_diagnosed_by_the_run(folder, capsys):
-    assert command("diagnose", folder) == 0
+    assert exit_code("diagnose", folder) == 0
     of_folder = capsys.readouterr().out
-    assert command("diagnose", folder / "run.npz") == 0
+    assert exit_code("diagnose", folder / "run.npz") == 0
     assert capsys.readouterr().out == of_folder
     assert "- profiles: " in of_folder
 
 
 @pytest.mark.parametrize("name", ["memory", "run", "sensitivity"])
 def test_a_command_of_scenarios_says_which_commands_read_a_run(folder, capsys, name):
-    assert command(name, folder) == 2
+    assert exit_code(name, folder) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {folder}: holds a run that is over, where a scenario is needed")
     assert "and the report what its memory holds" in error  # what explain prints has none of it
@@ -82,7 +76,7 @@ def test_a_command_of_scenarios_says_which_commands_read_a_run(folder, capsys, n
 
 
 def test_a_command_of_scenarios_says_which_folders_it_reads(tmp_path, capsys):
-    assert command("memory", tmp_path) == 2
+    assert exit_code("memory", tmp_path) == 2
     assert "a folder without plan.json; name a scenario, or a folder that" in capsys.readouterr().err
 
 
@@ -104,7 +98,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_one_line_and_exit_code_2(folder, case, capsys):
     words, part = REFUSED[case]
-    assert command(*(word.replace("{}", str(folder)) for word in words)) == 2
+    assert exit_code(*(word.replace("{}", str(folder)) for word in words)) == 2
     said = capsys.readouterr().err.strip()
     assert part in said
     assert "\n" not in said

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import machine
 
-from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
 from clustersim.collectives.algorithm_contract import check_data, check_edges, check_sends
 from clustersim.collectives.base import Group, Request
@@ -21,11 +21,6 @@ from clustersim.core.errors import ProgramError, TopologyError
 OPERATIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 PAIRS = [(name, kind) for name, row in ALGORITHMS.items() for kind in sorted(row.kinds)]
 PLACES = [(n, nodes) for n in (2, 3, 4, 5, 8, 16) for nodes in (1, 2, 3) if nodes <= n <= 8 * nodes]
-
-
-@cache
-def machine(name: str, nodes: int):
-    return fabrics.load(name, nodes=nodes)
 
 
 @cache

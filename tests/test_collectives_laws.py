@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import machine
 
 from clustersim.cluster import files as fabrics
 from clustersim.cluster.routes import router
@@ -27,11 +27,6 @@ from clustersim.core.program import Collective, Program, Role
 from clustersim.engine import simulate
 
 GIB = 2.0**30
-
-
-@cache
-def machine(name: str, nodes: int):
-    return fabrics.load(name, nodes=nodes)
 
 
 def whole(name: str, nodes: int) -> Group:

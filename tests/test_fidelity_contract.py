@@ -5,12 +5,10 @@ Each row of ALGORITHMS says by what part they may differ (``apart``), and no loo
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
+from toy import machine
 
-from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import AGREE
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.errors import ProgramError
@@ -22,11 +20,6 @@ MIB = 2.0**20
 MACHINES = (("hgx-h100", 2), ("hgx-a100", 3), ("dgx-1v", 1))
 PAIRS = [(name, kind) for name, row in ALGORITHMS.items() if row.schedule for kind in sorted(row.kinds - {"send"})]
 PERCENT = 0.01
-
-
-@cache
-def machine(name, nodes):
-    return fabrics.load(name, nodes=nodes)
 
 
 def both(topology, roles, backend):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
+from toy import machine
 
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
@@ -16,11 +16,6 @@ from clustersim.core.program import Collective, Program, Role
 from clustersim.engine import simulate
 
 MIB = 2.0**20
-
-
-@cache
-def machine(name, nodes):
-    return fabrics.load(name, nodes=nodes)
 
 
 def with_slow_nic(topology):

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import exit_code
 
 from clustersim.app import lessons
-from clustersim.app.cli import main
 from clustersim.calibrate.capture.parts import free
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import MANIFEST, Folder, fresh, together
@@ -20,13 +20,6 @@ from clustersim.studies import sweep as sweeps
 
 BASE = "ddp_resnet50_1x8_v100"
 SMALL = ("--set", "model.name=resnet18", "--set", "cluster.gpus_per_node=2", "--set", "run.steps=2")
-
-
-def command(*words):
-    """Exit code of a command line."""
-    with pytest.raises(SystemExit) as left:
-        main([str(word) for word in words])
-    return left.value.code
 
 
 def contents(folder):
@@ -97,22 +90,22 @@ def test_a_pipe_and_a_device_are_not_replaced(tmp_path):
 def test_a_run_refuses_a_folder_with_a_foreign_file_before_it_runs(name, tmp_path, capsys, monkeypatch):
     (tmp_path / name).write_bytes(b"mine")
     monkeypatch.setattr("clustersim.scenario.Scenario.run", lambda *_: pytest.fail("it ran"))
-    assert command("run", BASE, "--out", tmp_path) == 2
+    assert exit_code("run", BASE, "--out", tmp_path) == 2
     assert str(tmp_path / name) in capsys.readouterr().err
     assert contents(tmp_path) == {name: b"mine"}
 
 
 def test_files_that_a_run_does_not_write_may_lie_beside_it(tmp_path):
     (tmp_path / "notes.txt").write_bytes(b"mine")
-    assert command("run", BASE, *SMALL, "--out", tmp_path) == 0
+    assert exit_code("run", BASE, *SMALL, "--out", tmp_path) == 0
     assert (tmp_path / "notes.txt").read_bytes() == b"mine"
 
 
 def test_a_page_is_written_over_a_page_and_over_nothing_else(tmp_path, capsys):
-    assert command("run", BASE, *SMALL, "--out", tmp_path / "run", "--report", tmp_path / "page.html") == 0
-    assert command("report", tmp_path / "run", "-o", tmp_path / "page.html") == 0
+    assert exit_code("run", BASE, *SMALL, "--out", tmp_path / "run", "--report", tmp_path / "page.html") == 0
+    assert exit_code("report", tmp_path / "run", "-o", tmp_path / "page.html") == 0
     (tmp_path / "mine.html").write_bytes(b"<html>mine")
-    assert command("report", tmp_path / "run", "-o", tmp_path / "mine.html") == 2
+    assert exit_code("report", tmp_path / "run", "-o", tmp_path / "mine.html") == 2
     assert "clustersim did not write it" in capsys.readouterr().err
     assert (tmp_path / "mine.html").read_bytes() == b"<html>mine"
 
@@ -128,12 +121,12 @@ def test_what_was_measured_is_not_written_over(tmp_path):
 
 
 def test_a_folder_is_of_one_run_and_the_same_run_may_write_it_again(tmp_path, capsys):
-    assert command("run", BASE, *SMALL, "--out", tmp_path) == 0
+    assert exit_code("run", BASE, *SMALL, "--out", tmp_path) == 0
     before = contents(tmp_path)
-    assert command("run", BASE, *SMALL, "--out", tmp_path) == 0
+    assert exit_code("run", BASE, *SMALL, "--out", tmp_path) == 0
     assert contents(tmp_path) == before
     for other in (("run", BASE, *SMALL, "--set", "run.seed=1"), ("sensitivity", BASE, *SMALL)):
-        assert command(*other, "--out", tmp_path) == 2
+        assert exit_code(*other, "--out", tmp_path) == 2
         assert "use another folder" in capsys.readouterr().err
     with pytest.raises(ClusterSimError, match="holds a run"):
         sweeps.sweep(sweep(), tmp_path, jobs=1)

@@ -1,13 +1,22 @@
-"""Machines and planners small enough to work out by hand, for the engine's tests."""
+"""Machines and planners small enough to work out by hand, for the engine's tests; and shipped machines, read once."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Op, Program, Role
 from clustersim.core.topology import NodeType, Topology
+
+
+@cache
+def machine(name: str, nodes: int) -> Topology:
+    """A shipped machine of so many nodes."""
+    return fabrics.load(name, nodes=nodes)
 
 
 def star(n: int, bandwidth: float = 10.0, latency: float = 0.0, per_node: int | None = None) -> Topology:
