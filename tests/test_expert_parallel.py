@@ -514,6 +514,27 @@ def test_a_mask_that_picks_what_deepep_brought_is_summed_behind_the_dispatch() -
     assert set(dispatch) <= set(behind.needs)
 
 
+@pytest.mark.parametrize(("per_domain", "domains"), [(72, 1), (8, 2)])
+def test_hybrideps_copies_carry_a_weight_for_each_expert_in_reach_there_and_its_gradient_home(
+    per_domain: int, domains: int
+) -> None:
+    """csrc/hybrid_ep/extension/permute.cu reads a token's weights at ``token_id * num_of_local_experts *
+    num_ranks_per_node``: 128 experts in one domain, 64 of them in each of two, in fp32 beside 2,048 elements in 16
+    bits. Combine in forward, and its adjoint, send none (``with_probs``)."""
+    hybrid = two_hops(8, "hybridep", per_domain)
+    plain = two_hops(8, "deepep")
+    for hop in ("rdma", "nvlink") if domains > 1 else ("nvlink",):
+        moved = {
+            name: exchanges(hybrid, f"{name} {hop}")[0].elements
+            for name in ("dispatch", "combine", "combine gradient", "dispatch gradient")
+        }
+        wide = 1.0 + 2.0 * 128 / domains / 2048
+        assert moved["combine"] == moved["combine gradient"]
+        assert moved["dispatch"] == moved["dispatch gradient"] == pytest.approx(moved["combine"] * wide)
+    for name in ("dispatch", "dispatch gradient"):
+        assert exchanges(plain, f"{name} rdma")[0].elements == exchanges(plain, "combine rdma")[0].elements
+
+
 def test_a_fused_permutation_reads_each_copy_once_and_writes_a_row_for_each_expert() -> None:
     moved = [
         {k.name: (k.nbytes, k.backward_nbytes) for x in layer.forward if isinstance(x, Work) for k in x.kernels}
@@ -541,7 +562,8 @@ def test_one_node_needs_one_hop() -> None:
 def test_hybrideps_near_hop_reaches_the_nvlink_domain_and_deepeps_the_node(per_domain: int, domains: int) -> None:
     layer = two_hops(4, "hybridep", per_domain)
     far = exchanges(layer, "dispatch rdma")
-    copies = sum(x.elements for x in far) / (1024 * 2048)
+    row = 2048 + 2 * 128 / domains  # weights in fp32 of the experts in reach
+    copies = sum(x.elements for x in far) / (1024 * row)
     assert copies == pytest.approx(distinct(domains, 128, 8) * (domains - 1) / domains)
     tray = exchanges(two_hops(4, "deepep", per_domain), "dispatch rdma")[0]
     assert tray.elements / (1024 * 2048) == pytest.approx(distinct(4, 128, 8) * 3 / 4)

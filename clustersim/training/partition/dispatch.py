@@ -27,6 +27,8 @@ FLOAT8_ROW = 1.0 + 4.0 / 128.0
 """Bytes of an element in 8 bits, with the fp32 scale that 128 of them share (DeepEP's ``dispatch`` of two tensors)."""
 INDEX = 4.0
 """Of a 64-bit index, elements of 16 bits."""
+WEIGHT = 2.0
+"""Of a weight in fp32, the same."""
 HOST_WAITS = 3
 """Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
 
@@ -291,7 +293,7 @@ class TwoHops(msgspec.Struct, frozen=True):
         s = self.spread
         if s.counted:
             read_counts(out, part, "await_counts")
-        self._hops(out, "dispatch", part)
+        self._hops(out, "dispatch", part, weighted=True)
         if s.masked and s.ep > 1 and s.backend != "hybridep":
             read_counts(out, part, "await_rows")
 
@@ -304,8 +306,8 @@ class TwoHops(msgspec.Struct, frozen=True):
         self._hops(out, "combine gradient", "I")
 
     def gradient_home(self, out: NodeListing) -> None:
-        """A combine."""
-        self._hops(out, "dispatch gradient", "I", home=True)
+        """A combine, which takes the gradients of weights home."""
+        self._hops(out, "dispatch gradient", "I", home=True, weighted=True)
 
     def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
         """Rows of a rank's tokens are copied for each of its experts, and summed into them; of DeepEP's indices a map
@@ -323,21 +325,31 @@ class TwoHops(msgspec.Struct, frozen=True):
         )
         return (token_map, permute), (unpermute,)
 
-    def _hops(self, out: NodeListing, exchange_name: str, part: str, *, home: bool = False) -> None:
+    def _hops(
+        self, out: NodeListing, exchange_name: str, part: str, *, home: bool = False, weighted: bool = False
+    ) -> None:
         if self.spread.ep > 1:
             before = out.waiting
-            both = hops(self.spread, exchange_name, part, home=home)
+            both = hops(self.spread, exchange_name, part, home=home, weighted=weighted)
             out.waiting = tuple(out.beside(msgspec.structs.replace(exchange, needs=before)) for exchange in both)
 
 
-def hops(s: ExpertSpread, exchange_name: str, part: str, *, home: bool = False) -> tuple[Exchange, ...]:
+def hops(
+    s: ExpertSpread, exchange_name: str, part: str, *, home: bool = False, weighted: bool = False
+) -> tuple[Exchange, ...]:
     """The exchanges of one dispatch, or of one combine (``home``), by two hops: they run beside each other.
 
     Both are one kernel, which takes its SMs from other kernels once, while it sends to other nodes: the longer hop, as
     long as a GPU's NIC has a fraction of the rate of its NVLink.
+
+    ``weighted`` : weights travel with tokens, or their gradients. With each copy HybridEP sends one in fp32 for every
+    expert that the hop's end can reach over NVLink, chosen or not (deepseek-ai/DeepEP branch hybrid-ep, csrc/hybrid_ep/
+    buffer/intranode.cu, ``expert_output_prob``); what DeepEP sends for the chosen is in what its kernels were timed by.
     """
     phase = "combine" if home else "dispatch"
     row = s.mixture.row * (FLOAT8_ROW if s.float8 and not home else 1.0)
+    if weighted and s.backend == "hybridep":
+        row += WEIGHT * s.mixture.experts * s.per_node / s.ep
     exchanges = []
     carried = copies_of(s)
     for hop, (copies, matrix) in carried.items():
