@@ -56,15 +56,16 @@ class _UnderWay:
         self._end_beside = -np.inf  # of the last one of another stream
         self.untold: dict[str, list[tuple[float, int]]] = {}
 
-    def add(self, stream: str, end: float, first: int) -> None:
-        """One more that ends then; ``first`` : its site's first meeting."""
+    def add(self, stream: str, end: float, first: int | None) -> None:
+        """One more that ends then; ``first`` : its site's first meeting, unless it is known to share."""
         if stream == self._stream:
             self.end = max(self.end, end)
         elif end > self.end:
             self._stream, self._end_beside, self.end = stream, self.end, end
         else:
             self._end_beside = max(self._end_beside, end)
-        self.untold.setdefault(stream, []).append((end, first))
+        if first is not None:
+            self.untold.setdefault(stream, []).append((end, first))
 
     def beside(self, stream: str) -> float:
         """When the last of those of other streams ends [s]."""
@@ -103,8 +104,10 @@ class SharingGuess:
     """What is known of who may share with whom.
 
     ``clocked`` : the sites played on the clock, by their first meeting. ``slots`` : those that several may ask for more
-    than they have; None where there are none.
+    than they have; None where there are none. ``asks_once`` : what one role's list told of is not asked of another's.
     """
+
+    asks_once = True
 
     def __init__(self, program: Program, sites: tuple[Site, ...], loads: Loads) -> None:
         self._program = program
@@ -234,8 +237,9 @@ class SharingGuess:
                 fresh = {kind: transfers for kind, transfers in fresh.items() if transfers.end > now}
                 pruned = now
             own = op.stream, together, crossed
+            known = self.asks_once and first in self.clocked  # another role's list told of it
             near = list(self._beside(fresh, own, now))
-            if near or (first not in beside and any(self._beside(under_way, own, now))):
+            if near or (not (known or first in beside) and any(self._beside(under_way, own, now))):
                 beside.add(first)
             for kind in near:
                 transfers = under_way[kind]
@@ -248,8 +252,10 @@ class SharingGuess:
             end = now + alone[id(plans)][0] + alone[id(plans)][1]
             if end > now:
                 kind = together, crossed
-                fresh[kind] = transfers = under_way.setdefault(kind, _UnderWay())
-                transfers.add(op.stream, end, first)
+                transfers = under_way.setdefault(kind, _UnderWay())
+                transfers.add(op.stream, end, None if known else first)
+                if not known:
+                    fresh[kind] = transfers
         return beside
 
     def _beside(

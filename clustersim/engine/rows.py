@@ -255,6 +255,9 @@ def infos(short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: To
         kind = id(site.plans), site.ranks.shape[1], islands_of.get(id(site.ranks), 1)
         if kind not in known:
             known[kind] = _detail(site, kind[2])
+        if _is_pair(site):
+            _of_both(short, rows, site, known[kind], details)
+            continue
         detail = known[kind].copy()
         if alone:
             detail |= {"n_groups": len(site.ranks), "groups": site.ranks}
@@ -278,6 +281,20 @@ def infos(short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: To
         if len(partners.get(key, ())) > 1:
             detail["meets"] = tuple(sorted(partners[key] - {firsts[key[0]] + key[1]}))
     return _of_ops(program, firsts, homes, details)
+
+
+def _is_pair(site: Site) -> bool:
+    """Whether a send and its recv meet here alone: all ranks of both ops come."""
+    return site.plans.request.kind == "send" and len(site.sides) == 2 and all(side.everyone for side in site.sides)
+
+
+def _of_both(
+    short: Shortened, rows: RunRows, site: Site, detail: dict[str, Any], details: dict[OpKey, dict[str, Any]]
+) -> None:
+    """Details of a send and its recv that meet nobody elsewhere."""
+    facts = {**detail, "n_groups": len(site.ranks), "groups": site.ranks}
+    for side, other in (site.sides, site.sides[::-1]):
+        details[short.place(side.key)] = {**facts, "meets": (rows.row_of(other.key),)}
 
 
 def _of_ops(

@@ -252,7 +252,7 @@ class _EngineRun:
         player = FIDELITIES[self.fidelity](clock, self.loads, self.book, self.sites, slots)
         if self.bills:
             self.bills.reset(standing, player.not_before)
-        if self.clocked:
+        if self.clocked and _asks_ahead(self.program, self.bills):
             self.ahead = self.ahead or LookAhead(lists)
             self.ahead.clock(self.clocked)
         self._finished.reset()
@@ -299,6 +299,12 @@ class _EngineRun:
             rank_node=self.topology.vertex_node[self.mesh.gpus],
             stats=stats,
         )
+
+
+def _asks_ahead(program: Program, bills: Bills | None) -> bool:
+    """Whether a play asks how long something may wait: pieces do, which a role of one rank never goes on in, and
+    kernels that wait for bills."""
+    return bills is not None or any(len(role.ranks) > 1 for role in program.roles)
 
 
 def _book(mesh: Mesh, loads: Loads, how: PlayOptions) -> PlanBook:

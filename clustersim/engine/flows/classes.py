@@ -9,6 +9,7 @@ at."""
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import MutableSequence
 from heapq import heapify, heappop, heappush
 
@@ -214,6 +215,10 @@ MOST = 2_000_000
 """Stretches kept one by one; of more, the rates of a class are means over longer stretches, with the same bytes."""
 
 
+FEW = 16
+"""Spells of a course up to which they are laid out one by one: a column of so few takes longer. (0: always columns.)"""
+
+
 class CourseSpells:
     """Which transfer shared which course, from when to when.
 
@@ -258,9 +263,14 @@ class CourseSpells:
 
     def columns(self) -> tuple[Ints, Floats, Floats, Floats]:
         """Stretches of constant rate: transfer, start [s], end [s], rate [bytes/s], sorted by transfer, then start."""
-        varied = [_VariedCourse(course) for course in self._varied]
-        length = sum(course.length(course.times) for course in varied)
+        few = [course for course in self._varied if len(course.transfers) <= FEW]
+        varied = [_VariedCourse(course) for course in self._varied if len(course.transfers) > FEW]
+        length = sum(course.length(course.times) for course in varied) + sum(map(_length, few))
+        if length > MOST:
+            varied += map(_VariedCourse, few)
+            few = []
         parts = [course.cut(1 + length // MOST) for course in varied]
+        parts += [_spells(few)] if few else []
         if len(self._steady[0]):
             parts.append(tuple(np.array(column) for column in self._steady))  # type: ignore[arg-type]
         none = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
@@ -270,6 +280,34 @@ class CourseSpells:
             return ids, start, stop, rate
         order = np.lexsort((start, ids))
         return ids[order], start[order], stop[order], rate[order]
+
+
+def _length(course: RateCourse) -> int:
+    """Stretches of all spells of a course."""
+    times = course.times
+    return sum(
+        1 + max(bisect_left(times, end) - bisect_right(times, begin), 0)
+        for begin, end in zip(course.begins, course.ends, strict=True)
+    )
+
+
+def _spells(courses: list[RateCourse]) -> tuple[Ints, Floats, Floats, Floats]:
+    """Stretches of the spells of courses, uncut: as :class:`_VariedCourse` gives them, course by course."""
+    ids, starts, stops, rates = array("q"), array("d"), array("d"), array("d")
+    for course in courses:
+        times = course.times
+        for transfer, begin, end in zip(course.transfers, course.begins, course.ends, strict=True):
+            first = bisect_right(times, begin)
+            last = max(bisect_left(times, end), first)
+            inside = times[first:last]
+            ids.extend([transfer] * (1 + len(inside)))
+            starts.append(begin)
+            starts.extend(inside)
+            stops.extend(inside)
+            stops.append(end)
+            # From its begin on it has the last rate set until then.
+            rates.extend(course.rates[first - 1 : last])
+    return np.array(ids), np.array(starts), np.array(stops), np.array(rates)
 
 
 class _VariedCourse:
