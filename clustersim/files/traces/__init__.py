@@ -200,7 +200,8 @@ _ROWS = (
         "step_timers",
         "log of a training framework's steps",
         "Megatron-LM with its timers, torchtitan, nanotron, nanoGPT, NeMo 1 and 2, Composer, DeepSpeed's clocks "
-        "and profiler; progress bars and last lines of Hugging Face's Trainer, Lightning, torchtune",
+        "and profiler, MaxText, LitGPT, OpenCLIP, fairseq, OLMo, verl, NeMo Automodel, ms-swift, LLaMA-Factory, timm, "
+        "MMEngine, detectron2; progress bars and last lines of Hugging Face's Trainer, Lightning, torchtune",
         sniff=step_timers.sniff,
         read=step_timers.read,
     ),

@@ -26,7 +26,7 @@ _OTHERS = re.compile(
 )
 """Of a bar's title, what is no training."""
 _TOTAL = re.compile(r"Total optimization steps\s*=\s*([\d,]{1,15})")
-_SPEED = re.compile(r"\btrain_(samples|steps|tokens)_per_second'?\s*[:=]\s*'?(\d{1,12}(?:\.\d{1,12})?)")
+_SPEED = re.compile(r"\btrain_(samples|steps|tokens)_per_second['\"]?\s*[:=]\s*['\"]?(\d{1,12}(?:\.\d{1,12})?)")
 _NAMES = {"samples": "samples/s", "steps": "steps/s", "tokens": "tokens/s"}
 LOSSES = re.compile(r"\{'loss': ")
 """A line of losses."""

@@ -23,7 +23,7 @@ from statistics import median
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import short
 from clustersim.core.units import format_time
-from clustersim.files.traces import composer_log, prefixes, progress_bars
+from clustersim.files.traces import composer_log, prefixes, progress_bars, step_lines
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.told import LoggedPart, TrainingLog
 
@@ -81,8 +81,10 @@ class Collected:
     rates: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     block: float = 0.0
     timer: str = ""
+    means: str = ""
     bars: progress_bars.BarSteps = field(default_factory=progress_bars.BarSteps)
     blocks: composer_log.ComposerBlocks = field(default_factory=composer_log.ComposerBlocks)
+    logged: step_lines.LoggedSteps = field(default_factory=step_lines.LoggedSteps)
 
 
 def sniff(head: Head) -> Likeness:
@@ -93,8 +95,15 @@ def sniff(head: Head) -> Likeness:
             *(_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NANOGPT, _NEMO, _PARTS, composer_log.SHAPE),
             *(_SAMPLES, _SAMPLES_BEFORE),
         )
-    ) or any(pattern.search(line) for line in head.text.splitlines() for pattern in progress_bars.HEADS)
+    ) or any(_starts(line) for line in head.text.splitlines())
     return Likeness.AMONG if shaped or "DeepSpeed Flops Profiler" in head.text else likeness(named=False, shaped=False)
+
+
+def _starts(line: str) -> bool:
+    """Whether a line is a bar, a closing line, or a step of a framework that logs it in one line."""
+    return any(pattern.search(line) for pattern in progress_bars.HEADS) or any(
+        row.word in line and row.pattern.search(line) for row in step_lines.LINES
+    )
 
 
 def read(paths: Sequence[Path]) -> TrainingLog:
@@ -105,12 +114,13 @@ def read(paths: Sequence[Path]) -> TrainingLog:
             _take(line, collected)
             collected.bars.take(line)
             collected.blocks.take(line)
+            collected.logged.take(line)
     steps = _steps(collected)
     if not steps and not collected.parts and not collected.rates:
         losses = "; lines of losses have no time: the progress bar or the last line, train_runtime, has"
         raise TraceError(
             f"{paths[0]}: no step time of Megatron-LM, torchtitan, nanotron, NeMo, Composer, DeepSpeed or the "
-            f"Trainer in it{losses if collected.bars.of_trainer else ''}"
+            f"Trainer in it, nor of another framework whose steps are read{losses if collected.bars.of_trainer else ''}"
         )
     return _told(", ".join(map(str, paths)), collected, steps)
 
@@ -261,6 +271,8 @@ def _steps(collected: Collected) -> list[tuple[int, float]]:
         for name, values in collected.blocks.rates().items():
             collected.rates[name] += values
         return [(step, seconds) for step, seconds in means if 0 < seconds < MOST]
+    if not collected.framework and collected.logged.row is not None:
+        return _of_lines(collected)
     if not collected.marks and not collected.framework:
         collected.framework = collected.bars.framework
         for name, value in collected.bars.rates().items():
@@ -268,6 +280,18 @@ def _steps(collected: Collected) -> list[tuple[int, float]]:
         return [(step, seconds) for step, seconds in collected.bars.steps() if 0 < seconds < MOST]
     apart = [(new, (late - early) / (new - old)) for (old, early), (new, late) in pairs if new > old]
     return [(step, seconds) for step, seconds in apart if 0 < seconds < MOST]
+
+
+def _of_lines(collected: Collected) -> list[tuple[int, float]]:
+    """Steps of a framework that logs each in one line, with what else those lines say."""
+    logged = collected.logged
+    collected.framework = logged.row.framework if logged.row else ""
+    collected.means = logged.means
+    for name, values in logged.others.items():
+        collected.rates[name] += values
+    for name, values in logged.parts.items():
+        collected.parts[name] += [(seconds, seconds) for seconds in values]
+    return [(step, seconds) for step, seconds in _once(logged.steps()) if 0 < seconds < MOST]
 
 
 def _once(steps: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -291,7 +315,8 @@ def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> 
     ]
     rates = {name: median(values) for name, values in collected.rates.items()}
     name = collected.framework or "a training framework"
-    lines = list(_lines(name, steps, step, parts, rates))
+    means = "a mean over a window" if name == "Composer" else collected.means
+    lines = list(_lines(name, steps, step, parts, rates, means))
     apart = collected.bars.apart if name == collected.bars.framework else None
     if apart is not None and apart > SLOWER:
         lines.append(f"the whole run took {apart:.0%} more a step: first steps, checkpoints and evaluation are in it")
@@ -306,12 +331,13 @@ def _lines(
     step: float | None,
     parts: Iterable[LoggedPart],
     rates: dict[str, float],
+    means: str,
 ) -> Iterator[str]:
     if step is None:
         yield f"{framework}: no step time is logged; parts and rates are"
     else:
         left = ", the first left out as warm-up" if len(steps) > 1 else ""
-        each = "each a mean over a window, " if framework == "Composer" else ""
+        each = f"each {means}, " if means else ""
         yield f"{framework}: {format_time(step)} a step, {each}median of {max(len(steps) - 1, 1)} logged{left}"
     for part in parts:
         low = format_time(part.least_s)

@@ -1,0 +1,273 @@
+"""Step times of frameworks that log a step in one line, as rows of a table: which line, and what its numbers mean.
+
+MaxText (``metric_logger.py``), LitGPT (``pretrain.py``, ``finetune/``), OpenCLIP (``training/train.py``), fairseq
+(``logging/progress_bar.py``), OLMo and OLMo-core, verl, NeMo Automodel, ms-swift, LLaMA-Factory's trainer_log.jsonl,
+DeepSpeed's pipeline engine (GPT-NeoX), llm.c, nanochat and their kin, timm, PyTorch's and torchvision's examples,
+MMEngine, detectron2, Levanter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby, pairwise
+from statistics import median
+
+_NUMBER = r"\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?"
+_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
+_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """How a framework logs a step.
+
+    word : stands in every such line. pattern : the line, with groups ``step``; ``time`` [``unit``, else s] of a step,
+        ``rate`` [steps/s], ``since`` [``unit``] the run began, ``words`` and ``speed`` (words of a step, words/s), or
+        none of them: the line's own time tells.
+    means : what a time is, where it is not that of one step.
+    rates : what else is logged, by name and unit.
+    passes : whether a line is a pass of a step, the number of which is group ``update``.
+    block : the line is below a line that has the step's number.
+    """
+
+    framework: str
+    word: str
+    pattern: re.Pattern[str]
+    means: str = ""
+    rates: tuple[tuple[str, re.Pattern[str]], ...] = ()
+    passes: bool = False
+    block: re.Pattern[str] | None = None
+
+
+def _row(framework: str, word: str, pattern: str, means: str = "", **more: str | bool) -> StepLine:
+    """A row, ``N`` in its patterns for a number."""
+    numbered = {name: re.compile(text.replace("N", _NUMBER)) for name, text in more.items() if isinstance(text, str)}
+    block = numbered.pop("block", None)
+    rates = tuple((name.replace("_per_", "/").replace("_", " "), rate) for name, rate in numbered.items())
+    return StepLine(
+        framework, word, re.compile(pattern.replace("N", _NUMBER)), means, rates, bool(more.get("passes")), block
+    )
+
+
+WINDOW = "a mean over a window"
+LINES = (
+    _row(
+        "MaxText",
+        "completed step",
+        r"\bcompleted step: (?P<step>\d{1,12}), seconds: (?P<time>N)",
+        **{"TFLOP/s per device": r"TFLOP/s(?:/device)?: (N)", "tokens/s per device": r"Tokens/s/device: (N)"},
+    ),
+    _row(
+        "LitGPT",
+        "iter time",
+        r"\biter (?P<step>\d{1,12}) (?:\| )?st[Ee]p (?P<update>\d{1,12})\b.*\biter time: (?P<time>N) ?(?P<unit>ms)",
+        passes=True,
+    ),
+    _row(
+        "OpenCLIP",
+        "Batch (t)",
+        r"\bTrain Epoch: \d+ \[\s*(?P<step>\d{1,12})/.*\bBatch \(t\): (?P<time>N)",
+        WINDOW,
+        **{"samples/s per GPU": r"(N)/s/gpu"},
+    ),
+    _row(
+        "fairseq",
+        "wps",
+        r"^(?!.*\bvalid\b).*\bwps\"?[=:] ?\"?(?P<speed>N)\"?,.*\bwpb\"?[=:] ?\"?(?P<words>N)",
+        WINDOW,
+        **{"words/s": r"\bwps\"?[=:] ?\"?(N)"},
+    ),
+    _row(
+        "OLMo", "throughput/device/batches_per_second", r"batches_per_second=(?P<rate>N)", WINDOW, block=r"\[step=(N)/"
+    ),
+    _row("OLMo-core", "throughput/device/BPS=", r"BPS=(?P<rate>N)", block=r"\[step=(N)/"),
+    _row("verl", "timing_s/step", r"\bstep:(?P<step>\d{1,12}) - .*timing_s/step:(?P<time>N)"),
+    _row(
+        "NeMo Automodel",
+        "num_label_tokens",
+        r"\| step (?P<step>\d{1,12}) \| epoch .*\| tps N",
+        "by the lines' own times",
+        **{"tokens/s": r"\| tps (N)", "tokens/s per GPU": r"\((N)/gpu\)"},
+    ),
+    _row("ms-swift", "train_speed(iter/s)", r"train_speed\(iter/s\)['\"]: (?P<rate>N)", "a mean since the start"),
+    _row("ms-swift", "train_speed(s/it)", r"train_speed\(s/it\)['\"]: (?P<time>N)", "a mean since the start"),
+    _row(
+        "LLaMA-Factory",
+        '"elapsed_time"',
+        r'"current_steps": (?P<step>\d{1,12}),.*"elapsed_time": "(?P<since>(?:\d+ days?, )?\d+:\d\d:\d\d)"',
+        "between two lines",
+    ),
+    _row(
+        "DeepSpeed's pipeline engine",
+        "iter time (s)",
+        r"\bsteps: (?P<step>\d{1,12}) loss: \S+ iter time \(s\): (?P<time>N)",
+        WINDOW,
+        **{"samples/s": r"samples/sec: (N)"},
+    ),
+    _row(
+        "torchtune",
+        "tokens_per_second_per_gpu",
+        r"\bStep (?P<step>\d{1,12}) \| .*tokens_per_second_per_gpu:N",
+        "by the lines' own times",
+        **{"tokens/s per GPU": r"tokens_per_second_per_gpu:(N)"},
+    ),
+    _row("llm.c", "tok/s", r"\bstep\s+(?P<step>\d{1,12})/\d+ \|.*\| (?P<time>N) (?P<unit>ms) \|"),
+    _row("modded-nanoGPT", "train_time", r"\bstep:(?P<step>\d{1,12})/\d+ .*train_time:(?P<since>N)(?P<unit>ms)"),
+    _row("nanochat", "dt:", r"\bstep\s+(?P<step>\d{1,12})(?:/\d+)?\b.*\| dt: (?P<time>N) ?(?P<unit>ms|s)\b"),
+    _row("timm", "Train:", r"\bTrain: \d+ \[\s*(?P<step>\d{1,12})/.*\bTime: (?P<time>N)s,"),
+    _row(
+        "PyTorch's ImageNet example",
+        "Epoch:",
+        r"\bEpoch: ?\[\d+\]\[\s*(?P<step>\d{1,12})/\d+\]\s+Time\s+(?P<time>N) \(",
+    ),
+    _row(
+        "torchvision's references",
+        "Epoch:",
+        r"\bEpoch: \[\d+\]\s+\[\s*(?P<step>\d{1,12})/\d+\]\s+eta:.*\btime: (?P<time>N)",
+        WINDOW,
+    ),
+    _row(
+        "MMEngine",
+        " time: ",
+        r"\b(?:Epoch|Iter)(?:\(train\))?\s+(?:\[\d+\])?\[\s*(?P<step>\d{1,12})/\d+\].*(?<!_)\btime: (?P<time>N)",
+        WINDOW,
+    ),
+    _row("detectron2", "total_loss", r"\biter: (?P<step>\d{1,12}) .*(?<!_)\btime: (?P<time>N)", WINDOW),
+    _row("Levanter", "Progress on:train", r"rate:(?P<rate>N)it/s", "a mean since the start"),
+    _row("Levanter", "Progress on:train", r"rate:(?P<time>N)s/it", "a mean since the start"),
+)
+
+
+@dataclass
+class LoggedSteps:
+    """What such lines of a log say; the first framework that has one is whose log it is."""
+
+    row: StepLine | None = None
+    number: int = 0
+    rows: list[tuple[int, int, float]] = field(default_factory=list)
+    marks: list[tuple[int, float]] = field(default_factory=list)
+    others: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    parts: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, line: str) -> None:
+        """What one line says."""
+        for row in LINES:
+            if row.block is not None and (head := row.block.search(line)) is not None:
+                self.number = int(_value(head[1]))
+            if row.word not in line or (self.row is not None and row.framework != self.row.framework):
+                continue
+            match = row.pattern.search(line)
+            if match is not None:
+                self.row = row
+                self._of_line(row, match, line)
+                return
+
+    def _of_line(self, row: StepLine, match: re.Match[str], line: str) -> None:
+        said = match.groupdict()
+        step = int(said["step"]) if said.get("step") else self.number if row.block else len(self.rows) + 1
+        unit = _UNITS[said.get("unit") or ""]
+        update = int(said["update"]) if said.get("update") else step
+        rate = _value(said["rate"]) if said.get("rate") else 0.0
+        if said.get("time"):
+            self.rows.append((step, update, _value(said["time"]) * unit))
+        elif rate > 0:
+            self.rows.append((step, update, 1 / rate))
+        elif said.get("speed") and _value(said["speed"]) > 0:
+            self.rows.append((step, update, _value(said["words"]) / _value(said["speed"])))
+        elif said.get("since"):
+            self.marks.append((step, _since(said["since"]) * unit))
+        elif "time" not in said and "rate" not in said and (clock := _clock(line)) is not None:
+            self.marks.append((step, clock))
+        for name, pattern in row.rates:
+            if other := pattern.search(line):
+                self.others[name].append(_value(other[1]))
+        for name, seconds in re.findall(rf"\btiming_s/(\w+):({_NUMBER})", line) if row.framework == "verl" else ():
+            if name != "step":
+                self.parts[name].append(_value(seconds))
+
+    def steps(self) -> list[tuple[int, float]]:
+        """Seconds of steps by their numbers."""
+        if self.marks:
+            return _between(self.marks)
+        if self.row is not None and self.row.passes:
+            return _of_passes(self.rows)
+        return [(step, seconds) for step, _, seconds in self.rows]
+
+    @property
+    def means(self) -> str:
+        """What a time is, where it is not that of one step."""
+        if self.row is None or not self.row.passes:
+            return self.row.means if self.row is not None else ""
+        passes = _passes(self.rows)
+        if passes <= 1:
+            return ""
+        return f"of {passes:.3g} passes" if _is_whole(self.rows) else f"{passes:.3g} times a logged pass"
+
+
+def _between(marks: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Seconds of steps between times; where times are whole seconds and steps short, the mean over all but the
+    first."""
+    pairs = [(old, early, new, late) for (old, early), (new, late) in pairwise(marks) if new > old and late >= early]
+    if not pairs:
+        return []
+    apart = [(new, (late - early) / (new - old)) for old, early, new, late in pairs]
+    if all(at == int(at) for _, at in marks) and median(late - early for _, early, _, late in pairs) < 20:
+        kept = pairs[1:] or pairs
+        steps = sum(new - old for old, _, new, _ in kept)
+        mean = sum(late - early for _, early, _, late in kept) / steps
+        return [(kept[-1][2], mean)]
+    return apart
+
+
+def _passes(rows: Sequence[tuple[int, int, float]]) -> float:
+    """Passes of a step: of as many lines as most steps have, or by how both numbers grow where not all are logged."""
+    if _is_whole(rows):
+        sizes = Counter(update for _, update, _ in rows)
+        inner = list(sizes.values())[1:-1] or list(sizes.values())  # the first and the last may have lost some
+        return float(Counter(inner).most_common(1)[0][0]) if inner else 1.0
+    (first, first_step, _), (last, last_step, _) = rows[0], rows[-1]
+    return (last - first) / (last_step - first_step) if last_step > first_step and last > first else 1.0
+
+
+def _is_whole(rows: Sequence[tuple[int, int, float]]) -> bool:
+    """Whether every pass is logged."""
+    return all(new - old == 1 for (old, *_), (new, *_) in pairwise(rows))
+
+
+def _of_passes(rows: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
+    """Seconds of steps of several passes: their sum where every pass is logged, else passes times a logged one."""
+    passes = _passes(rows) if rows else 1.0
+    if passes <= 1 or not _is_whole(rows):
+        return [(update, seconds * max(passes, 1.0)) for _, update, seconds in rows]
+    steps = [(update, [seconds for *_, seconds in group]) for update, group in groupby(rows, key=lambda row: row[1])]
+    return [(update, sum(seconds)) for update, seconds in steps if len(seconds) == passes]
+
+
+def _value(word: str) -> float:
+    return float(word.replace(",", ""))
+
+
+def _since(word: str) -> float:
+    """Seconds of ``"1 day, 0:00:20"``, or a number."""
+    if ":" not in word:
+        return _value(word)
+    days, _, clock = word.rpartition(", ")
+    seconds = 0
+    for piece in clock.split(":"):
+        seconds = 60 * seconds + int(piece)
+    return float(seconds + 86400 * int(days.split(" ")[0] if days else 0))
+
+
+def _clock(line: str) -> float | None:
+    """When a line was written [s]."""
+    match = _CLOCK.search(line)
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat(f"{match[1]}T{match[2].replace(',', '.')}").timestamp()
+    except ValueError:
+        return None
