@@ -290,3 +290,22 @@ def test_a_dispatcher_that_is_not_played_is_refused_by_its_word(word):
 def test_torchtitans_converters_are_read(converters, dtype):
     text = TITAN + f"converters = {converters}\n[training]\nlocal_batch_size = 1\n"
     assert leaves(read(("a.toml", text), machine={"topology": "hgx-h100", "nodes": 16}))["model.dtype"] == dtype
+
+
+FSDP_AGAIN = "distributed_type: FSDP\nnum_machines: 1\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n"
+FSDP_AGAIN += "  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_activation_checkpointing: {inner}\n"
+
+
+@pytest.mark.parametrize(("inner", "outer"), [("true", ""), ("false", "True"), ("true", "True")])
+def test_checkpointing_by_fsdp_and_by_the_trainer_is_said_to_stop_the_trainer(inner, outer):
+    words = f"accelerate launch --config_file acc.yaml {TRAINER}" + (f" --gradient_checkpointing {outer}" * bool(outer))
+    made = read(("run.sh", words), ("acc.yaml", FSDP_AGAIN.format(inner=inner)))
+    assert leaves(made)["model.activation_checkpointing"] == "full"
+    said = any("the Trainer stops with an error" in note for note in made.notes)
+    assert said == (inner == "true" and bool(outer))
+
+
+def test_checkpointing_twice_in_the_trainers_own_file_is_said():
+    sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"activation_checkpointing": True}}
+    made = read(("args.json", json.dumps({**ARGUMENTS, **sharded, "gradient_checkpointing": True})))
+    assert any("FSDP's activation_checkpointing" in note for note in made.notes)

@@ -25,6 +25,7 @@ SHARDING = {
     "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
 }
 _CONFIG = "fsdp_config"
+_OF_FSDP = "activation_checkpointing"
 _DEGREES = {
     "tp_size": "tp",
     "tensor_parallel_size": "tp",
@@ -51,6 +52,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     for one in read:
         if one.kind == "json" and Path(one.name).name in shards:
             one.options = {("config", f"{_CONFIG}.{name}"): said for (_, name), said in one.options.items()}
+    _checkpointed_twice(read)
     swift.filled(read)
     for one in read:
         names = {name for _, name in one.options}
@@ -77,6 +79,24 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     _clipped(read)
     _meshed(read)
     _unsaid_strategy(read)
+
+
+def _checkpointed_twice(read: Sequence[Document]) -> None:
+    """Say that the Trainer refuses FSDP's checkpointing beside its own (``create_accelerator_and_postprocess`` of
+    transformers/trainer.py); a script with a loop of its own may have both."""
+    told = [
+        (one, name.rsplit(".", 1)[-1])
+        for one in read
+        for (_, name), said in (*one.options.items(), *one.overrides.items())
+        if str(said.value).lower() == "true"
+    ]
+    own = next((one for one, name in told if name == "gradient_checkpointing"), None)
+    inner = next((name for _, name in told if name in {"fsdp_activation_checkpointing", _OF_FSDP}), None)
+    if own is not None and inner is not None:
+        own.notes.append(
+            f"{own.name}: the Trainer stops with an error where both gradient_checkpointing and FSDP's {inner} are "
+            "true: leave out gradient_checkpointing; layers are played as computed again once"
+        )
 
 
 def _lowered(document: Document) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,9 @@ PICTURES = frozenset({".html", ".png", ".svg", ".pdf", ".gif"})
 """What is in a folder of traces, but is none: what reports and pictures of them were written to."""
 
 _GZIP = b"\x1f\x8b"
+_PACKED = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf\x27\x1c": "7-Zip"}
+_WIDE = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+"""How PowerShell's ``>`` and ``Tee-Object`` write text, by its first bytes."""
 
 
 def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -147,15 +151,30 @@ def _too_large(path: Path, size: int | None) -> str:
 def _pieces(path: Path, step: int = 4 * 2**20) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
-            first = file.read(2)
+            mark = file.read(6)
+            first = mark[:2]
+            packer = next((name for magic, name in _PACKED.items() if mark.startswith(magic)), None)
+            if packer is not None:
+                raise TraceError(f"{path}: packed by {packer}, which is not read; unpack it, or pack it with gzip")
             file.seek(0)
             if first == _GZIP:
                 yield from _gunzip(path, file, step)
+            elif first in _WIDE:
+                yield from _narrowed(file, first, step)
             else:
                 while piece := file.read(step):
                     yield piece
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _narrowed(file: BinaryIO, mark: bytes, step: int) -> Iterator[bytes]:
+    """A text in UTF-16 as UTF-8, without its mark; what is none is replaced."""
+    file.seek(len(mark))
+    decoder = codecs.getincrementaldecoder(_WIDE[mark])(errors="replace")
+    while piece := file.read(step):
+        yield decoder.decode(piece).encode("utf-8", errors="replace")
+    yield decoder.decode(b"", final=True).encode("utf-8", errors="replace")
 
 
 def _gunzip(path: Path, file: BinaryIO, step: int) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 
-from clustersim.files.traces import files
+from clustersim.files.traces import files, quoted
 
 SIZES = (files.HEAD, 16 * files.HEAD, 256 * files.HEAD)
 """How far a file is looked into [bytes], one after another, until its structure shows: a list of thousands of ranks may
@@ -79,8 +79,8 @@ class Head:
 
     @cached_property
     def text(self) -> str:
-        """The bytes as text without a terminal's colours, for formats of lines."""
-        text = self.data.decode("utf-8-sig", errors="replace")
+        """The bytes as text without a terminal's colours and a web page's marks, for formats of lines."""
+        text = quoted.unescaped(self.data.decode("utf-8-sig", errors="replace"))
         return _ANSI.sub("", text) if "\x1b" in text else text
 
 

@@ -74,6 +74,7 @@ def unpacked(text: str) -> Iterator[str]:
 def _unwrapped(text: str) -> Iterator[str]:
     for line in text.splitlines():
         plain = _ANSI.sub("", line) if "\x1b" in line else line
+        plain = quoted.unescaped(plain)
         yield _logged(plain) if plain.startswith('{"') and _WRAPPED.search(plain) else plain
 
 

@@ -6,6 +6,7 @@ of a list that a string before it has said are dropped. What is no such string s
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 
@@ -21,8 +22,15 @@ _LIST = re.compile(rf"_lines\"?\s*:\s*\[\s*({_STRING}(?:\s*,\s*{_STRING})*)\s*\]
 _OPENED = re.compile(r"(\s*)((?:-\s+|[\"']?[\w.-]+[\"']?:\s+){1,2})(?:\"((?:[^\"\\]|\\.)*\\?)|'((?:[^']|'')*))$")
 """A line of YAML with a string that goes on in the next."""
 _CLOSED = {'"': re.compile(r'(?:[^"\\]|\\.)*"\s*$'), "'": re.compile(r"(?:[^']|'')*'\s*$")}
+_ESCAPED = re.compile(r"&(?:lt|gt|amp|quot|nbsp|#\d{1,5}|#x[0-9a-fA-F]{1,4});")
 FEWEST = 3
 """Lines of a string that is taken for a program's output: others quote a message, or an error."""
+
+
+def unescaped(text: str) -> str:
+    """A text as it was before a web page: characters of HTML, and blanks that break no line."""
+    plain = html.unescape(text) if "&" in text and _ESCAPED.search(text) else text
+    return plain.replace("\xa0", " ")
 
 
 def taken_out(lines: Iterator[str]) -> Iterator[str]:

@@ -1,0 +1,65 @@
+"""Logs as they come from elsewhere: copied from a web page, written by PowerShell, packed by others than gzip."""
+
+from __future__ import annotations
+
+import bz2
+import html
+import lzma
+from pathlib import Path
+
+import pytest
+from test_step_timers import megatron
+from test_traces_samples import NEW
+
+from clustersim.core.errors import TraceError
+from clustersim.files import traces
+from clustersim.files.traces.samples import Sample, Samples
+from clustersim.files.traces.told import TrainingLog
+
+BARS = "".join(f"  4%|#  | {20 * i}/500 [{40 * i // 60:02d}:{40 * i % 60:02d}<16:00,  2.00s/it]\n" for i in range(1, 5))
+COPIES = {
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "UTF-16, the other end first": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
+    "blanks that break no line": lambda text: text.replace(" ", "\xa0").encode(),
+    "HTML": lambda text: html.escape(text).replace(" ", "&nbsp;").encode(),
+    "HTML's page": lambda text: f"<pre>\n{html.escape(text)}</pre>".encode(),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_steps_of_a_copied_log(tmp_path: Path, copy: str):
+    path = tmp_path / "log"
+    for text, seconds in ((megatron(), 1.2325), (BARS, 2.0)):
+        path.write_bytes(COPIES[copy](text))
+        read = traces.read(path)
+        assert isinstance(read, TrainingLog)
+        assert read.step_time_s == pytest.approx(seconds)
+
+
+def told(row: Sample) -> tuple[object, ...]:
+    """What a row says, but not in which line."""
+    return row.kind, row.nbytes, row.seconds, row.ranks, row.dtype, row.nodes, row.device
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_collectives_of_a_copied_log(tmp_path: Path, copy: str):
+    path = tmp_path / "log"
+    path.write_text(NEW)
+    plain = traces.read(path)
+    path.write_bytes(COPIES[copy](NEW))
+    read = traces.read(path)
+    assert isinstance(plain, Samples)
+    assert isinstance(read, Samples)
+    assert plain.rows
+    assert [told(row) for row in read.rows] == [told(row) for row in plain.rows]
+
+
+@pytest.mark.parametrize(
+    ("packed", "name"),
+    [(bz2.compress(b"text"), "bzip2"), (lzma.compress(b"text"), "xz"), (b"\x28\xb5\x2f\xfd\x20\x00", "zstd")],
+)
+def test_what_is_packed_otherwise_is_named(tmp_path: Path, packed: bytes, name: str):
+    path = tmp_path / "log"
+    path.write_bytes(packed)
+    with pytest.raises(TraceError, match=f"packed by {name}, which is not read; unpack it"):
+        traces.read(path)
