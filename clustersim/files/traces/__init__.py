@@ -33,6 +33,7 @@ from clustersim.files.traces import (
     step_timers,
     tables,
     tensorboard,
+    unread,
     watchdog,
 )
 from clustersim.files.traces.heads import Head, Likeness, growing
@@ -242,6 +243,8 @@ def candidates(path: str | Path) -> list[Format]:
             break
     alike = [row for how, row in ranked if how is not Likeness.NONE]
     if not alike:
+        if told := unread.advice(head):
+            raise TraceError(f"{path}: {told}")
         format_names = ", ".join(row.what for row in FORMATS.values() if row.read)
         raise TraceError(f"{path}: no format that is known by its content; can be read: {format_names}")
     return alike
@@ -324,7 +327,9 @@ def _read_as(row: Format, paths: Sequence[Path]) -> Timeline | Samples | Told:
 
 
 def _refusal(path: Path, refused: Mapping[str, TraceError]) -> TraceError:
-    """One error of all readers' reasons; of one reader, its own."""
+    """One error of all readers' reasons; of one reader, its own; of a known file that none reads, what it is."""
+    if told := unread.advice(Head(files.head(path))):
+        return TraceError(f"{path}: {told}")
     if len(refused) == 1:
         return next(iter(refused.values()))
     reasons = (f"as a {format_name}: {str(error).removeprefix(f'{path}: ')}" for format_name, error in refused.items())
