@@ -9,6 +9,7 @@ import pytest
 from clustersim.core.errors import ScenarioError
 from clustersim.core.paths import data_path
 from clustersim.files import launch as exchange
+from clustersim.files.launch import json_comments
 from clustersim.files.launch.files import HOSTS, MODEL, document
 
 pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
@@ -309,3 +310,29 @@ def test_checkpointing_twice_in_the_trainers_own_file_is_said():
     sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"activation_checkpointing": True}}
     made = read(("args.json", json.dumps({**ARGUMENTS, **sharded, "gradient_checkpointing": True})))
     assert any("FSDP's activation_checkpointing" in note for note in made.notes)
+
+
+COMMENTED = """// ZeRO of stage 2
+{
+  "train_micro_batch_size_per_gpu": 4, # a rank's
+  "bf16": {"enabled": true},
+  "comment": "http://a.b/c#d, /* not one */ ,]",
+  /* gradients are
+     sharded */
+  "zero_optimization": {"stage": 2,}, // and no more
+}
+"""
+
+
+def test_deepspeeds_json_may_have_comments_and_last_commas():
+    plain = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+    plain["comment"] = "http://a.b/c#d, /* not one */ ,]"
+    assert json.loads(json_comments.plain(COMMENTED)) == plain
+    script = ("run.sh", f"deepspeed --num_gpus 8 {TRAINER} --per_device_train_batch_size 4 --deepspeed ds.json")
+    made = read(script, ("ds.json", COMMENTED))
+    assert leaves(made) == leaves(read(script, ("ds.json", json.dumps(plain))))
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', '{"a": "//", "b": [1, {"c": "# ,}"}]}', '{"a": "\\\\", "b": ", }"}'])
+def test_json_without_comments_stays_as_it_is(text):
+    assert json_comments.plain(text) == text

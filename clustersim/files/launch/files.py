@@ -14,6 +14,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, json_table, shown, text_of, toml, yaml_table
 from clustersim.files.launch import (
     interpolation,
+    json_comments,
     launchers,
     lightning_python,
     merged_sections,
@@ -137,7 +138,7 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     if kind == "yaml" and (pods.is_job(text) or pods.is_task(text)):
         return _of_pods(text, name, others or {})
     reader = {"json": json_table, "toml": toml, "yaml": yaml_table}[kind]
-    table = reader(text, name, ScenarioError)
+    table = reader(json_comments.plain(text) if kind == "json" else text, name, ScenarioError)
     if kind == "json" and isinstance(table.get("architectures"), list) and "model_type" in table:
         return Document(name, MODEL)
     parsed = Document(name, kind, text=text if kind == "yaml" else "")
@@ -182,7 +183,7 @@ def _of_nemo(text: str, name: str) -> Document | None:
 
 
 def _kind(text: str, name: str) -> str:
-    start = text.lstrip()
+    start = (json_comments.plain(text) if Path(name).suffix == ".json" else text).lstrip()
     if _hosts(text):
         return HOSTS
     if Path(name).suffix in shell.SCRIPTS or re.search(r"^#SBATCH\s", text, re.MULTILINE):

@@ -18,6 +18,8 @@ from statistics import median
 
 _NUMBER = r"\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?"
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
+LONGEST = 5_000
+"""Characters of a line that may log a step: verl's have hundreds of values."""
 _CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
 
 
@@ -41,6 +43,10 @@ class StepLine:
     rates: tuple[tuple[str, re.Pattern[str]], ...] = ()
     passes: bool = False
     block: re.Pattern[str] | None = None
+
+    def match(self, line: str) -> re.Match[str] | None:
+        """The line's numbers, where it is one of these."""
+        return self.pattern.search(line) if self.word in line and len(line) <= LONGEST else None
 
 
 def _row(framework: str, word: str, pattern: str, means: str = "", **more: str | bool) -> StepLine:
@@ -77,7 +83,7 @@ LINES = (
     _row(
         "fairseq",
         "wps",
-        r"^(?!.*\bvalid\b).*\bwps\"?[=:] ?\"?(?P<speed>N)\"?,.*\bwpb\"?[=:] ?\"?(?P<words>N)",
+        r"\bwps\"?[=:] ?\"?(?P<speed>N)\"?, [^|]{0,40}?\bwpb\"?[=:] ?\"?(?P<words>N)",
         WINDOW,
         **{"words/s": r"\bwps\"?[=:] ?\"?(N)"},
     ),
@@ -156,11 +162,11 @@ class LoggedSteps:
     def take(self, line: str) -> None:
         """What one line says."""
         for row in LINES:
-            if row.block is not None and (head := row.block.search(line)) is not None:
+            if row.block is not None and "[step=" in line and (head := row.block.search(line)) is not None:
                 self.number = int(_value(head[1]))
-            if row.word not in line or (self.row is not None and row.framework != self.row.framework):
+            if self.row is not None and row.framework != self.row.framework:
                 continue
-            match = row.pattern.search(line)
+            match = row.match(line)
             if match is not None:
                 self.row = row
                 self._of_line(row, match, line)

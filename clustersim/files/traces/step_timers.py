@@ -102,7 +102,7 @@ def sniff(head: Head) -> Likeness:
 def _starts(line: str) -> bool:
     """Whether a line is a bar, a closing line, or a step of a framework that logs it in one line."""
     return any(pattern.search(line) for pattern in progress_bars.HEADS) or any(
-        row.word in line and row.pattern.search(line) for row in step_lines.LINES
+        row.match(line) for row in step_lines.LINES
     )
 
 
