@@ -14,10 +14,10 @@ from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.host_copies import C2C_SHARE_FROM_HOST, C2C_SHARE_TO_HOST, COPY_SHARE
 from clustersim.core.errors import ScenarioError
+from clustersim.core.memory_rates import host_bandwidth
 from clustersim.core.program import Compute
 from clustersim.core.units import format_bytes
 from clustersim.explain.volume import host_copies
-from clustersim.model.seconds.host import host_bandwidth
 from clustersim.scenario.run.hosts import host_copy_rates
 
 NAME = "zero3_llama3_8b_2x8_a100"

@@ -40,7 +40,7 @@ class IslandSlot(msgspec.Struct, frozen=True):
     near: tuple[int, ...]
 
 
-def channels(group: Group, n_channels: int, layout: str = "ring") -> tuple[Channel, ...]:
+def channels(group: Group, n_channels: int, layout: str = "ring", rails: tuple[int, ...] = ()) -> tuple[Channel, ...]:
     """Lay out ``n_channels`` channels over all rails.
 
     Parameters
@@ -49,6 +49,7 @@ def channels(group: Group, n_channels: int, layout: str = "ring") -> tuple[Chann
         :class:`Channel` of one ``index``, each with its part of the share.
     layout : ``"ring"``, or ``"tree"``: each island's order is a chain hanging below the GPU that owns the channel's
         NIC, and the rail is the same everywhere.
+    rails : those that the channels enter by, one after the other; none for all in order.
 
     Returns
     -------
@@ -58,15 +59,15 @@ def channels(group: Group, n_channels: int, layout: str = "ring") -> tuple[Chann
         raise ProgramError(f"no channel layout {layout!r}; {nearest(layout, LAYOUTS)}")
     if n_channels < 1:
         raise ProgramError(f"a collective needs at least one channel, not {n_channels}")
-    return _laid_out(group, n_channels, layout)
+    return _laid_out(group, n_channels, layout, rails)
 
 
 @kept_with_topology(maxsize=64)
-def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]:
+def _laid_out(group: Group, n_channels: int, layout: str, rails: tuple[int, ...]) -> tuple[Channel, ...]:
     island_shapes = shapes(group)
     n_islands = sum(len(shape.rows) for shape in island_shapes)
     slots = [_slots(group, shape) if n_islands > 1 else [] for shape in island_shapes]
-    slots = _as_searched(group, island_shapes, slots, n_channels)
+    slots = _entered(slots, rails) or _as_searched(group, island_shapes, slots, n_channels)
     offsets = _offsets(
         n_islands, min(map(len, slots)) if layout == "ring" and _must_alternate(island_shapes, slots) else 1
     )
@@ -142,6 +143,20 @@ def _as_searched(
         turns.append((int(taken[slot]), slot))
         taken[slot] += 1
     return [[_turned(own[slot], turn) for turn, slot in sorted(turns)] for own in slots]
+
+
+def _entered(slots: list[list[IslandSlot]], rails: tuple[int, ...]) -> list[list[IslandSlot]]:
+    """Of every island the slots of these rails, in their order; nothing where an island lacks one of them.
+
+    A rail that more channels enter by than another stands there once for each, and its owners take turns.
+    """
+    of_rail = [{rail: slot for slot in own for rail in slot.rails} for own in slots]
+    if not rails or any(rail not in known for known in of_rail for rail in rails):
+        return []
+    uses = [rails[:place].count(rail) for place, rail in enumerate(rails)]
+    evenly = len(rails) == len(set(rails)) * (max(uses) + 1)
+    turns = [(rail, use) for rail, use in zip(rails, uses, strict=True) if use == 0 or not evenly]
+    return [[_turned(known[rail], use) for rail, use in turns] for known in of_rail]
 
 
 def _on_common_rails(slots: list[list[IslandSlot]]) -> list[list[IslandSlot]]:

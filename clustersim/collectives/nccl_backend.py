@@ -26,8 +26,9 @@ from clustersim.collectives.nccl.constants import PROTOCOLS
 from clustersim.collectives.nccl.search import search_channels
 from clustersim.collectives.nccl.tuner import channels_used, choose
 from clustersim.collectives.nccl.view import NcclRequest
-from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_of
+from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.collectives.staged import host_memory_rate
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.costs import CommunicationCosts
@@ -177,13 +178,15 @@ def _pace_and_hops(chosen: NcclChoice, costs: CommunicationCosts) -> tuple[float
 
 
 def _limits(group: Group, picked: NcclPick, loads: PathLoads, costs: CommunicationCosts) -> tuple[Floats, float, float]:
-    """(5,) share of the line rate by edge class, payload bytes/s of the kernels, and seconds of the hops."""
+    """(5,) share of the line rate by edge class, payload bytes/s of the kernels and of the hosts' memory, and seconds of the
+    hops."""
     kind = picked.kind
     algorithm = picked.algorithm
     protocol = picked.protocol
+    memory = host_memory_rate(loads.links, loads.by_class[EDGE_CLASSES.index("to_nic")], group)
     if kind not in TUNED:
-        return terms.direct_shares(kind, group, costs), math.inf, 0.0
-    ceiling = terms.kernel_ceiling(kind, group, algorithm, protocol, costs)
+        return terms.direct_shares(kind, group, costs), memory, 0.0
+    ceiling = min(memory, terms.kernel_ceiling(kind, group, algorithm, protocol, costs))
     hops = terms.hop_time(kind, algorithm, protocol, loads, group, costs)
     return shares_of(algorithm, protocol, group, costs), ceiling, hops
 

@@ -19,6 +19,7 @@ from clustersim.collectives.nccl.derive import system_of
 from clustersim.collectives.nccl.search import search
 from clustersim.collectives.nccl.view import System
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.collectives.staged import searched_rails
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.costs import CommunicationCosts, generation
@@ -97,7 +98,9 @@ def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Ch
     """NCCL's own orders where its search laid them out inside one island; else channels over all rails."""
     group_placement = placement(group)
     graph = search(group_placement.system).get(algorithm)
-    if group_placement.islands > 1 or graph is None or len(graph.orders) != count or algorithm != "ring":
+    if group_placement.islands > 1:
+        return channels(group, count, layout, searched_rails(group, group_placement.system, algorithm))
+    if graph is None or len(graph.orders) != count or algorithm != "ring":
         return channels(group, count, layout)
     if any(len(order) != group.size for order in graph.orders):  # NCCL before 2.21 sees a rack's trays as nodes
         return channels(group, count, layout)

@@ -12,9 +12,9 @@ from clustersim.collectives.host_copies import copy_rate, near_cpus
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import ScenarioError
 from clustersim.core.host_memory import HostMemory
+from clustersim.core.memory_rates import host_bandwidth
 from clustersim.core.mesh import Mesh
 from clustersim.core.topology import CPU, Topology
-from clustersim.model.seconds.host import host_bandwidth
 from clustersim.scenario import Scenario
 
 

@@ -18,6 +18,7 @@ from clustersim.core.calibrated import Calibration
 from clustersim.core.device import Device, Speed, device, faster, of_cores, paced, with_efficiencies
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memo import kept_with_first
+from clustersim.core.memory_rates import host_bandwidth
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model, StepCost
@@ -31,7 +32,7 @@ from clustersim.model import named_models as models
 from clustersim.model.base import TransformerShape
 from clustersim.model.hf import from_hf
 from clustersim.model.seconds.base import Execution
-from clustersim.model.seconds.host import host_bandwidth, pace_of
+from clustersim.model.seconds.host import pace_of
 from clustersim.model.seconds.step import step_cost
 from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
