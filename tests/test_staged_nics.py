@@ -1,4 +1,4 @@
-"""Without GPUDirect RDMA every byte of the network passes the hosts' memory: bounds of hardware, and one published log."""
+"""Without GPUDirect RDMA every byte of the network passes hosts' memory: bounds of hardware, and a published log."""
 
 from __future__ import annotations
 

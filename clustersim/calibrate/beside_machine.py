@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from clustersim.calibrate.fit.nccl import NcclTimes
 from clustersim.calibrate.fit.of_logs import nccl_times, skipped_words
 from clustersim.calibrate.fit.structures import (
+    Structure,
     alike_words,
     errors_by_class,
     explained,
@@ -15,6 +17,7 @@ from clustersim.calibrate.fit.structures import (
     tried_words,
     unexplained,
 )
+from clustersim.calibrate.fit.undecided import undecided
 from clustersim.calibrate.fit.untold import contradictions, taken_for_granted
 from clustersim.collectives import fitted as fitting
 from clustersim.core.errors import TraceError
@@ -77,13 +80,18 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
         request = pick.request
         size = pick.group.size
         rows.append(ExpectedRow(request.kind, size, row.nbytes, row.seconds, seconds, pick.algorithm, pick.protocol))
-    reason = explained(times, lambda structure: nccl_times(samples, topology, None, structure, as_shipped=False)[0])
+
+    def played(structure: Structure) -> NcclTimes:
+        return nccl_times(samples, topology, None, structure, as_shipped=False)[0]
+
+    reason = explained(times, played)
     constants = "as shipped" if fitted is None else f"as fitted {fitted.provenance.date}".rstrip()
     doubts = (*taken_for_granted(samples, machine), *contradictions(times.rows))
     beside = BesideMachine(topology, rows, errors_by_class(times, expected), constants, skipped=skipped, doubts=doubts)
     if reason is None:
         sentences = tuple(unexplained(times.classes, times.measured, expected, tried_words(times)))
-        return msgspec.structs.replace(beside, unexplained=sentences)
+        doubts = (*doubts, *undecided(times, played))
+        return msgspec.structs.replace(beside, unexplained=sentences, doubts=doubts)
     return msgspec.structs.replace(
         beside,
         explained=reason.structure.words,

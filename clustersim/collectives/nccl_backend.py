@@ -178,8 +178,7 @@ def _pace_and_hops(chosen: NcclChoice, costs: CommunicationCosts) -> tuple[float
 
 
 def _limits(group: Group, picked: NcclPick, loads: PathLoads, costs: CommunicationCosts) -> tuple[Floats, float, float]:
-    """(5,) share of the line rate by edge class, payload bytes/s of the kernels and of the hosts' memory, and seconds of the
-    hops."""
+    """(5,) share of the line rate by edge class, bytes/s of kernels and hosts' memory, and seconds of the hops."""
     kind = picked.kind
     algorithm = picked.algorithm
     protocol = picked.protocol

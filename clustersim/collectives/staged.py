@@ -1,6 +1,6 @@
 """What passes host memory on its way between a GPU and a NIC, where NICs cannot read or write GPU memory.
 
-Without GPUDirect RDMA a GPU writes what it sends into a buffer of its host, which the NIC reads, and what a NIC receives
+Without GPUDirect RDMA a GPU writes what it sends into a buffer of its host, which the NIC reads, and what a NIC gets
 lies there until the GPU has read it (nccl src/transport/net.cc, ``NCCL_NET_MAP_HOSTMEM``). So every byte of the network
 crosses the way to the CPU once, the way from it once, and the host's memory twice, at the sender and at the receiver. A
 GPU and a NIC on one PCIe switch share its port to the CPU, which then carries both in both directions: half of its rate

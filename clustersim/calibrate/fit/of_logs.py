@@ -17,6 +17,7 @@ from clustersim.calibrate.fit.calibrated import Calibrated, halves
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
 from clustersim.calibrate.fit.structures import SMALL, Explained, Structure, explained, tried_words
+from clustersim.calibrate.fit.undecided import undecided
 from clustersim.calibrate.fit.untold import contradictions, nodes_of, taken_for_granted
 from clustersim.calibrate.validate_nccl import nccl_version, pin
 from clustersim.cluster import files as fabrics
@@ -90,7 +91,11 @@ def calibrate_logs(
         skipped=skipped,
         explained=log_fit.explained,
         tried=tried_words(described),
-        doubts=(*taken_for_granted(samples, fabrics.load(topology), nodes), *contradictions(described.rows)),
+        doubts=(
+            *taken_for_granted(samples, fabrics.load(topology), nodes),
+            *contradictions(described.rows),
+            *(undecided(described, log_plays.played) if log_fit.explained is None else ()),
+        ),
     )
 
 

@@ -123,10 +123,10 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     bandwidth = before.get(LARGE, 0.0)
     if not large or max(large.values()) < NOTABLE:
         return None
-    machine = _largest(described)
+    machine = largest(described)
     singles: list[PlayedStructure] = []
     slowest = () if bandwidth < NOTABLE else _slowest(AS_DESCRIBED, described, machine, played)
-    for structure in (*_candidates(machine), *slowest):
+    for structure in (*candidates(machine), *slowest):
         if structure.changes and bandwidth < NOTABLE:
             continue  # what NICs carry is told by large messages
         times = played(structure)
@@ -149,9 +149,9 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
 
 def tried_words(described: NcclTimes) -> str:
     """What :func:`explained` plays of a log's machine, whose rows are ``described`` as its file has it."""
-    machine = _largest(described)
+    machine = largest(described)
     kind = machine.node_types[0]
-    words = [*(["NVLS off"] if kind.nvls else []), "rings alone"]
+    words = [*(["NVLS off", "trees off"] if kind.nvls else []), "rings alone"]
     if machine.n_nodes > 1 and _nics(machine):
         words += ["no GPUDirect"] if kind.net == "ib" else []
         bandwidth = errors_by_class(described, described.predict({})).get(LARGE, 0.0)
@@ -244,11 +244,12 @@ def _mean(errors: dict[str, float]) -> float:
     return float(np.mean([error for name, error in errors.items() if name != SMALL]))
 
 
-def _candidates(machine: Topology) -> Iterator[Structure]:
-    """The simplest first."""
+def candidates(machine: Topology) -> Iterator[Structure]:
+    """How a machine may differ from its file, the simplest first."""
     kind = machine.node_types[0]
     if kind.nvls:
         yield Structure("NVLS off (NCCL_NVLS_ENABLE=0, or no Fabric Manager)", {"nvls": False})
+        yield Structure("trees off (NCCL_ALGO=^Tree)", algorithms="^Tree")
     yield Structure("rings alone (NCCL_ALGO=Ring)", algorithms="Ring")
     names = [name.removeprefix(FIRST_NODE) for name in _nics(machine)]
     if machine.n_nodes == 1 or not names:
@@ -306,7 +307,7 @@ def _slowest(
     yield structure
 
 
-def _largest(times: NcclTimes) -> Topology:
+def largest(times: NcclTimes) -> Topology:
     """The machine of the run on most nodes."""
     return max((row.choice.group.topology for row in times.rows), key=lambda topology: topology.n_nodes)
 
