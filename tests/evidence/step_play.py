@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from clustersim.cluster import files as fabrics
+from clustersim.core.memory_rates import host_bandwidth
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model, StepCost
@@ -19,7 +20,6 @@ from clustersim.core.topology import Topology
 from clustersim.engine import simulate
 from clustersim.explain import metrics
 from clustersim.model.seconds import Execution, step_cost
-from clustersim.model.seconds.host import host_bandwidth
 from clustersim.scenario.run.hosts import host_copy_rates
 from clustersim.training.memory import Training, memory
 from clustersim.training.strategies import STRATEGIES, Strategy, StrategyConfig
