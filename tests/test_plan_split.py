@@ -23,8 +23,9 @@ from clustersim.studies.plan.form import RefusedOption
 from clustersim.studies.plan.knobs import combinations
 from clustersim.studies.plan.options import rule
 from clustersim.studies.plan.searching import SearchOptions, search
-from clustersim.studies.plan.seen import FINALISTS, ROUGH, KnownCandidates, machines_of
+from clustersim.studies.plan.seen import FINALISTS, ROUGH, KnownCandidates
 from clustersim.studies.plan.sieve import OptionSieve, kept
+from clustersim.studies.plan.sites import machines_of
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.traffic import first_group
 from clustersim.studies.plan.verdict import left_over

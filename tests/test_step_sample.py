@@ -19,7 +19,8 @@ from clustersim.scenario.run.running import prepare_held, sampled_step
 from clustersim.studies.plan import limits
 from clustersim.studies.plan.candidates import scenario_of
 from clustersim.studies.plan.limits import Bound, SampledSteps, step_bound
-from clustersim.studies.plan.seen import KnownCandidates, machines_of
+from clustersim.studies.plan.seen import KnownCandidates
+from clustersim.studies.plan.sites import machines_of
 from clustersim.studies.plan.spec import load
 from clustersim.training.strategies import STRATEGIES
 from clustersim.training.strategies.zero3 import _PrefetchWalk

@@ -160,6 +160,22 @@ class MemoryUse:
         return Verdict(device.name, spare, self.total / device.memory_bytes, self, host or NOTHING)
 
 
+def runs_out_at_least(total: float, room: float) -> float:
+    """How likely a step on several GPUs takes more memory than one has, where only what it needs is known.
+
+    Blocks of their own may add to it (:attr:`MemoryUse.flat`).
+
+    Parameters
+    ----------
+    total : :attr:`MemoryUse.total` [bytes]. room : the GPU's memory [bytes].
+    """
+    allocated = total - CONTEXT_BYTES
+    taken = [
+        share * allocated + CONTEXT_BYTES + nbytes for share, nbytes in zip(FRAGMENTATION, LIBRARIES_BYTES, strict=True)
+    ]
+    return likelihood((taken[0], taken[2]), taken[1], room)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether a step fits on a device, and what its ranks keep on the host in a node.

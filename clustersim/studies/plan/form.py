@@ -13,7 +13,7 @@ from clustersim.collectives import backends
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_states import DOES_NOT_FIT
-from clustersim.core.memory_use import CONTEXT_BYTES
+from clustersim.core.memory_use import CONTEXT_BYTES, runs_out_at_least
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.model import Model
 from clustersim.core.program import DTYPE_BYTES
@@ -77,10 +77,12 @@ def without(parallel: ParallelConfig, names: Sequence[str]) -> ParallelConfig:
 
 @dataclass(frozen=True)
 class RefusedOption:
-    """Why an option is none. ``state`` : ``"error"``, ``"limits"`` or ``"memory"``. ``reason`` : in words."""
+    """Why an option is none. ``state`` : ``"error"``, ``"limits"`` or ``"memory"``. ``reason`` : in words. ``needs`` :
+    of one that does not fit, the memory of a GPU that it needs [bytes]."""
 
     state: str
     reason: str
+    needs: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +146,7 @@ class FormFamily:
             stage_bytes = np.maximum(always + micro * sample_bytes, ending) + CONTEXT_BYTES
         reason = self._too_much(place, stage_bytes, always) or self._host_too_small(place, mesh, parts, row)
         if reason:
-            return RefusedOption("memory", reason)
+            return RefusedOption("memory", reason, float(stage_bytes.max()))
         return self._bound(_FormRun(place, parts, row, orders, micro, passes), stage_bytes)
 
     def _with(self, **knobs: int) -> Scenario:
@@ -245,6 +247,7 @@ class FormFamily:
             float(ramp[r]),
             max(float(serial[r]), step / SLACK - float(stage_s[r]) - update),
             tuple(stage_bytes.tolist()),
+            runs_out_at_least(float(stage_bytes.max()), self.known.room(form_run.place)),
         )
 
     def _time(self, form_run: _FormRun) -> tuple[MicroBatchTimes, TrafficBounds]:

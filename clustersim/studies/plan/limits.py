@@ -13,7 +13,7 @@ from clustersim.collectives.bounds import lower_bound
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.economics import GpuRates
 from clustersim.core.memory_parts import part_label
-from clustersim.core.memory_states import DOES_NOT_FIT
+from clustersim.core.memory_states import DOES_NOT_FIT, UNLIKELY
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Role, Serve, seconds
 from clustersim.core.units import format_bytes
 from clustersim.core.variation import usual
@@ -35,6 +35,7 @@ class Bound:
 
     Of a split model also what ``step_s`` is made of beside kernels: ``exposed_s``, exchanges inside the model that
     kernels wait for; ``ramp_s``, the pipeline's bubble; ``data_s``, of data parallelism; and ``held``, bytes by stage.
+    ``runs_out`` : how likely it takes more memory than there is, at the least.
     """
 
     compute_s: float
@@ -43,6 +44,12 @@ class Bound:
     ramp_s: float = 0.0
     data_s: float = 0.0
     held: tuple[float, ...] = ()
+    runs_out: float = 0.0
+
+    @property
+    def tight(self) -> float:
+        """1 where it is known to have no room to spare, 0 where it may have: one more objective, smaller is better."""
+        return float(self.runs_out >= UNLIKELY)
 
 
 def too_much(held_parts: ScenarioParts, margin: float) -> str:

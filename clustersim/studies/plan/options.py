@@ -16,6 +16,7 @@ from clustersim.core.topology import Topology
 from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.limits import Bound
 from clustersim.studies.plan.pareto import front
+from clustersim.studies.plan.untried import offloads
 from clustersim.studies.sweep.row import SweepFigures
 
 
@@ -37,6 +38,7 @@ class PlanOption(msgspec.Struct, frozen=True):
     bound : what it can at best be, None where that was not looked at. by : whose name ``reason`` ends with: a number.
     kind : which published steps it is like (:func:`clustersim.scenario.result.trust.step_kind`). error : relative, half
         of those lay within; more on a GPU of a generation on which none ran, or of which figures are assumed.
+    needs : of one that does not fit, the memory of a GPU that it needs [bytes].
     """
 
     candidate: PlanCandidate
@@ -54,6 +56,7 @@ class PlanOption(msgspec.Struct, frozen=True):
     by: int | None = None
     kind: str = ""
     error: float = 0.0
+    needs: float = 0.0
 
     @property
     def priced(self) -> bool:
@@ -133,10 +136,34 @@ class SearchResult:
         return any(option.candidate.form.split for option in self.options)
 
     @cached_property
+    def offloads(self) -> bool:
+        """Whether any option keeps something on the host."""
+        return any(offloads(option.candidate.form.strategy) for option in self.options)
+
+    @cached_property
     def common(self) -> frozenset[str]:
-        """Knobs that all options worth having share, in words: what is told once."""
+        """Knobs that all options worth having share, in words: what is told once.
+
+        A knob without which two options would be called alike is told each time: chunks of a stage are no knob of one
+        that has a single chunk.
+        """
         knob_sets = [set(option.candidate.knobs) for option in self.front]
-        return frozenset(set.intersection(*knob_sets)) if knob_sets else frozenset()
+        shared = sorted(set.intersection(*knob_sets)) if knob_sets else []
+        told_once = frozenset[str]()
+        for knob in shared:
+            if self._stay_apart(told_once | {knob}):
+                told_once |= {knob}
+        return told_once
+
+    def _stay_apart(self, left_out: frozenset[str]) -> bool:
+        """Whether options that differ in knobs still do without those that are ``left_out``."""
+        knobs_of: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
+        for option in self.options:
+            knobs = option.candidate.knobs
+            rest = tuple(knob for knob in knobs if knob not in left_out)
+            if knobs_of.setdefault((option.candidate.form.family, rest), knobs) != knobs:
+                return False
+        return True
 
     def title(self, option: PlanOption) -> str:
         """An option in words, without what is common."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
+from clustersim.studies.plan.untried import OFFLOAD
 from clustersim.studies.plan.why import beats, fate_rank
 
 Site = tuple[str, int]
@@ -29,8 +30,11 @@ def best_of_places(plan: PlanFile, found: SearchResult) -> Iterator[tuple[Site, 
         else:
             first = min(options, key=fate_rank)
             counts = Counter(option.state for option in options)
-            most = "none fits" if set(counts) == {"memory"} else "none can be taken"
-            yield site, None, f"{most}; {first.candidate.label(found.common)}: {found.reason(first)}"
+            none_fits = set(counts) == {"memory"}
+            most = "none fits" if none_fits else "none can be taken"
+            offload = f"; not tried: {OFFLOAD}" if none_fits and not found.offloads else ""
+            least = "the least has " if none_fits else ""
+            yield site, None, f"{most}; {least}{first.candidate.label(found.common)}: {found.reason(first)}{offload}"
 
 
 def _merit(option: PlanOption) -> tuple[bool, bool, bool, float]:

@@ -29,8 +29,9 @@ from clustersim.scenario.file.plan_option import FILE
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.robust import at_corners
 from clustersim.studies.plan.rounds import Runner
-from clustersim.studies.plan.seen import KnownCandidates, machines_of
+from clustersim.studies.plan.seen import KnownCandidates
 from clustersim.studies.plan.sieve import SIEVED
+from clustersim.studies.plan.sites import machines_of
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.sweep.crews import Executor, crew
 from clustersim.studies.sweep.store import Store

@@ -12,24 +12,22 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
-from clustersim import scenario
 from clustersim.core.device import device
 from clustersim.core.economics import DAY, HOUR, GpuRates, RunningCosts, costs, rates, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
-from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
 from clustersim.scenario.result.trust import block_flops, called_work, step_kind, trust_in
-from clustersim.scenario.run.parts import machine, model_of, shape_of
-from clustersim.studies.plan.candidates import PlanCandidate, base, candidates, combined, scenario_of
+from clustersim.scenario.run.parts import model_of
+from clustersim.studies.plan.candidates import PlanCandidate, candidates, combined, scenario_of
 from clustersim.studies.plan.form import RefusedOption
-from clustersim.studies.plan.knobs import combinations
 from clustersim.studies.plan.known import Place
 from clustersim.studies.plan.limits import SLACK, Bound, least_joules
 from clustersim.studies.plan.options import PlanOption, SearchResult, at_worst, rule
 from clustersim.studies.plan.pareto import ParetoObjectives
 from clustersim.studies.plan.sieve import OptionSieve, kept
+from clustersim.studies.plan.sites import tried_parallel
 from clustersim.studies.plan.spec import EXACT, PlanFile
 from clustersim.studies.plan.untried import untried
 from clustersim.studies.sweep.row import SweepFigures, SweepRow
@@ -64,7 +62,7 @@ class KnownCandidates:
             for name, machine_spec in zip(devices, plan.machines, strict=True)
         )
         gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
-        tables = _tables(plan, path, machines)
+        tables = tried_parallel(plan, path, machines)
         self.combined = combined(plan, gpus, tables)
         self.options = [PlanOption(candidate) for candidate in candidates(plan, gpus, tables)]
         if not self.options:
@@ -107,7 +105,7 @@ class KnownCandidates:
             option = self.options[number]
             candidate = options[number]
             if isinstance(outcome, RefusedOption):
-                self._note(option, outcome.state, outcome.reason)
+                self._note(replace(option, needs=outcome.needs), outcome.state, outcome.reason)
                 continue
             best = self.best[candidate.number] = self._objectives(candidate, outcome, self.seq_len or 1)
             option = self.options[candidate.number] = replace(option, bound=outcome)
@@ -116,7 +114,23 @@ class KnownCandidates:
                 self._note(option, "limits", broken)
             else:
                 ranked.append((best[0] / candidate.gpus, candidate.number))
-        return [number for _, number in sorted(ranked)]
+        return self._in_turn([number for _, number in sorted(ranked)])
+
+    def _in_turn(self, numbers: Sequence[int]) -> list[int]:
+        """The same with what may run out of memory and what has room in turn: where not all are run, both are."""
+        places = Counter[float]()
+        turn = []
+        for number in numbers:
+            tight = self._tight(self.options[number])
+            turn.append((places[tight], tight, number))
+            places[tight] += 1
+        return [number for _, _, number in sorted(turn)]
+
+    def _tight(self, option: PlanOption) -> float:
+        """1 where it may run out of memory, as far as is known; one more objective."""
+        if option.result is not None:
+            return float(not option.has_room)
+        return 0.0 if option.bound is None else option.bound.tight
 
     def waiting(self, best: Sequence[int], *, rough: bool) -> list[int]:
         """Numbers of the options to simulate, roughly or whole; the best of every machine and number of nodes first,
@@ -127,6 +141,7 @@ class KnownCandidates:
             open_ = [number for number in open_ if self.options[number].candidate.form.split]
         elif any(self.options[number].state == "rough" for number in open_):
             open_.sort(key=lambda number: (self.best[number][0] / self.options[number].candidate.gpus, number))
+            open_ = self._in_turn(open_)
         else:
             return open_
         place = Counter[Place]()
@@ -213,12 +228,14 @@ class KnownCandidates:
         return ""
 
     def beaten_by(self, option: PlanOption, *, rough: bool) -> PlanOption | None:
-        """A simulated option that beats the best this one can be, with errors and without; one of another machine,
-        number of nodes, strategy or dtype only where enough is known of this one's: each has its best in the answer."""
+        """A simulated option that beats the best this one can be, with errors and without, in room in memory as well;
+        one of another machine, number of nodes, strategy or dtype only where enough is known of this one's: each has
+        its best in the answer."""
         best = self.best[option.candidate.number]
-        if self._better.first(at_worst(best, option.error), robust=True) is None:
+        tight = self._tight(option)
+        if self._better.first((*at_worst(best, option.error), tight), robust=True) is None:
             return None
-        by = self._better.first(best)
+        by = self._better.first((*best, tight))
         if by is None or not self._settled(option, self.options[by], rough=rough):
             return None
         return self.options[by]
@@ -261,7 +278,8 @@ class KnownCandidates:
                 self._rates[self.sieve.place(option.candidate), sort, rough].append(option.rate)
             if not option.reason:
                 worst = at_worst(option.objectives, slack)
-                self._better.known[number] = worst, at_worst(worst, option.error)
+                tight = self._tight(option)
+                self._better.known[number] = (*worst, tight), (*at_worst(worst, option.error), tight)
 
     def _simulated(self, option: PlanOption, result: SweepFigures, state: str) -> PlanOption:
         candidate = option.candidate
@@ -372,27 +390,3 @@ def _parts_of(result: SweepFigures, bound: Bound | None) -> SweepFigures:
     exposed = max(0.0, step - compute - least.ramp_s)
     shares = {"exposed_communication": exposed / step, "bubble": least.ramp_s / step}
     return replace(result, compute_s=compute, exposed_communication_s=exposed, phase_shares=shares)
-
-
-def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Topology, Mesh]]) -> list[Table]:
-    """What is tried as ``[parallel]``."""
-    if not plan.tried.parallel:
-        return [{}]
-    base_scenario = scenario.from_table(base(plan), path)
-    per_node = max(mesh.nproc_per_node for _, mesh in machines.values())
-    return combinations(plan.tried.parallel, shape_of(base_scenario), per_node, str(path))
-
-
-def machines_of(plan: PlanFile, path: str | Path) -> tuple[dict[Place, tuple[Topology, Mesh]], list[str]]:
-    """Every machine with every number of nodes, and each machine's device."""
-    built = {}
-    devices = []
-    for m, machine_spec in enumerate(plan.machines):
-        topology = None
-        for nodes in sorted(machine_spec.nodes):
-            machine_scenario = scenario.from_table(base(plan), path, {"cluster": machine_spec.cluster(nodes)})
-            topology, _ = built[m, nodes] = machine(machine_scenario)
-        if topology is None:
-            raise ClusterSimError(f"{path}: nodes is empty; list the numbers to try (at $.machines[{m}].nodes)")
-        devices.append(" and ".join(dict.fromkeys(kind.device for kind in topology.node_types)))
-    return built, devices

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -91,8 +91,9 @@ class OptionSieve(KnownMachines):
             parts = held(scenario_of(self.plan, self.path, option))
             reason = too_much(parts, self.plan.limits.memory_margin)
             if reason:
-                return RefusedOption("memory", reason)
-            return self.steps.bound(parts, (option.form.number, self.place(option), option.played[0], option.kept))
+                return RefusedOption("memory", reason, parts.verdict.use.total)
+            bound = self.steps.bound(parts, (option.form.number, self.place(option), option.played[0], option.kept))
+            return replace(bound, runs_out=parts.verdict.runs_out)
         except ClusterSimError as error:
             return RefusedOption("error", str(error))
 
@@ -109,7 +110,7 @@ def kept(
     for option in first.values():
         with suppress(ClusterSimError):
             files |= prints(scenario_of(sieve.plan, sieve.path, option)).files
-    key = identity({"plan": plan, "sieve": 1}, files).key
+    key = identity({"plan": plan, "sieve": 2}, files).key
     path = folder / SIEVED
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         stored = msgspec.msgpack.decode(path.read_bytes(), type=_SieveFile)

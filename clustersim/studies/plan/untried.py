@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clustersim.core.device import Device
+from clustersim.core.texts import Table
 from clustersim.scenario.run.parts import model_of, transformer_of
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.spec import PlanFile
@@ -15,6 +16,16 @@ BYTES_A_PARAMETER = 16
 WIDE = ("fp32", "tf32")
 GATHERING = ("fsdp", "zero")
 """Strategies that share parameters or states out."""
+OFFLOAD = "optimizer states on the host (offload_optimizer of zero, cpu_offload of fsdp)"
+"""What is left where nothing fits. It is no usual alternative to what does: steps wait for the host."""
+
+
+def offloads(strategy: Table) -> bool:
+    """Whether a strategy keeps something on the host."""
+    block = strategy.get("zero_optimization")
+    away = [block.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(block, dict) else []
+    devices = [table.get("device", "none") for table in away if isinstance(table, dict)]
+    return bool(strategy.get("cpu_offload")) or any(device != "none" for device in devices)
 
 
 def untried(plan: PlanFile, path: str | Path, options: Sequence[PlanCandidate], gpus: Sequence[Device]) -> list[str]:

@@ -10,6 +10,7 @@ from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
+from clustersim.studies.plan.untried import OFFLOAD
 from clustersim.studies.plan.why import fit_of_gpu
 
 WORSE_END = " at the worse end of its range"
@@ -26,7 +27,8 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
         fates = ", ".join(
             f"{states[state]:,} {state_text}" for state, state_text in state_words.items() if states[state]
         )
-        return f"Nothing works: of {len(searched.options):,} options {fates}."
+        offload = "" if searched.offloads or not states["memory"] else f" Not tried: {OFFLOAD}."
+        return f"Nothing works: of {len(searched.options):,} options {fates}.{offload}"
     unit = "token" if searched.tokens else "sample"
     chosen = searched.front[0]
     place = _place(chosen, plan, searched)

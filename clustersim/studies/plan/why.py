@@ -273,11 +273,13 @@ def rule_told(searched: SearchResult) -> str:
 
 
 def fate_rank(option: PlanOption) -> tuple[int, float, int]:
-    """For the nearest to the front first: what it became, then its cost."""
+    """For the nearest to the front first: what it became, then its cost; of what does not fit, the memory it needs."""
     order = ("simulated", "rough", "bound", "left", "limits", "memory", "error")
     cost = option.objectives[1] if option.objectives else float("inf")
     if option.objectives and not option.priced:
         cost = option.objectives[0]
     elif option.bound and not option.objectives:
         cost = option.bound.step_s / option.candidate.batch
+    if option.state == "memory":
+        cost = option.needs
     return order.index(option.state), cost, option.candidate.number
