@@ -82,6 +82,7 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
         rows.append(ExpectedRow(request.kind, size, row.nbytes, row.seconds, seconds, pick.algorithm, pick.protocol))
 
     def played(structure: Structure) -> NcclTimes:
+        """The times on a machine that is built in another way."""
         return nccl_times(samples, topology, None, structure, as_shipped=False)[0]
 
     reason = explained(times, played)
