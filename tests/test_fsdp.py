@@ -14,7 +14,7 @@ from player import play, toy_cost, toy_model
 from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ProgramError
 from clustersim.core.mesh import Mesh
-from clustersim.core.program import Collective, Compute
+from clustersim.core.program import DTYPE_BYTES, Collective, Compute
 from clustersim.engine import simulate
 from clustersim.training.strategies.fsdp import build
 from clustersim.training.strategies.fsdp_config import FSDPConfig
@@ -233,15 +233,24 @@ def test_a_launch_bound_forward_needs_forward_prefetch_to_overlap():
     assert ahead == pytest.approx(gpu_bound, rel=1e-6)
 
 
-def test_offload_fetches_before_every_gather_and_updates_on_the_host():
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("param_dtype", ["fp32", "bf16"])
+def test_offload_fetches_before_every_gather_and_updates_on_the_host(version, param_dtype):
+    """Both versions copy a shard to its GPU as it is kept, in fp32, and cast there: in bf16 half was copied."""
     made = model()
-    config = FSDPConfig(cpu_offload=True, pcie_bandwidth="10 GB/s", dram_bandwidth="100 GB/s")
+    config = FSDPConfig(
+        version=version,
+        param_dtype=param_dtype,
+        cpu_offload=True,
+        pcie_bandwidth="10 GB/s",
+        dram_bandwidth="100 GB/s",
+    )
     program = build(made, toy_cost(made), mesh(), config, 2, 0)
     role = program.roles[0].ops
     for op in ops(program, "all_gather"):
         fetched = role[op.after[0]]
         assert fetched.name.startswith("h2d")
-        assert fetched.duration == op.nbytes / 8 / 10e9
+        assert fetched.duration == op.nbytes * 4 / DTYPE_BYTES[param_dtype] / 8 / 10e9
     (adam,) = [op for op in role if op.phase == "optimizer" and op.step == 1]
     assert adam.duration == pytest.approx(made.parameters / 8 * 28 * 4 / 100e9)
 

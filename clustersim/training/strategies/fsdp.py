@@ -34,7 +34,7 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, fsdp_memory, sharded
-from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes, plan, unit_bytes
+from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes, kept_bytes, plan, unit_bytes
 from clustersim.training.strategies.primitives import collective
 from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, sampled, walked
 
@@ -187,7 +187,8 @@ class Shards:
         name = self.plan.units[unit].name
         nbytes = self._param_bytes(unit)
         if self.host is not None:
-            after = (self.host.copy(self.ops, f"h2d {name}", nbytes / self.plan.degree, sharded.H2D_STREAM, after),)
+            kept = kept_bytes(self.config, self.plan.units[unit], self.plan.degree) / self.plan.degree
+            after = (self.host.copy(self.ops, f"h2d {name}", kept, sharded.H2D_STREAM, after),)
         if groups.shape[1] > 1:
             dtype = self.config.param_dtype
             kind = "all_gather"

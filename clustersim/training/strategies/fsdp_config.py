@@ -253,6 +253,14 @@ def unit_bytes(config: FSDPConfig, unit: sharded.ShardUnit, degree: int) -> floa
     return float(trained + unit.frozen_bytes(degree, DTYPE_BYTES[config.param_dtype]))
 
 
+def kept_bytes(config: FSDPConfig, unit: sharded.ShardUnit, degree: int) -> float:
+    """Bytes of a unit as its shards are kept, which is what ``cpu_offload`` copies to GPUs: both versions cast there
+    (``all_gather_inputs`` of torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``_use_low_precision_shard`` of
+    torch/distributed/fsdp/_flat_param.py)."""
+    element = element_bytes(config)[2]
+    return float(unit.padded(degree) * element + unit.frozen_bytes(degree, element))
+
+
 def accumulated_bytes(config: FSDPConfig) -> int:
     """Bytes of an element of gradients that stay unsharded over micro-batches: version 2 adds them up in the type of
     their reduction (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_accumulated_grad_if_needed``)."""
