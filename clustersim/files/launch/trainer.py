@@ -84,14 +84,14 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
 def _checkpointed_twice(read: Sequence[Document]) -> None:
     """Say that the Trainer refuses FSDP's checkpointing beside its own (``create_accelerator_and_postprocess`` of
     transformers/trainer.py); a script with a loop of its own may have both."""
-    told = [
-        (one, name.rsplit(".", 1)[-1])
-        for one in read
-        for (_, name), said in (*one.options.items(), *one.overrides.items())
-        if str(said.value).lower() == "true"
+    switched_on = [
+        (document, name.rsplit(".", 1)[-1])
+        for document in read
+        for (_, name), option in (*document.options.items(), *document.overrides.items())
+        if str(option.value).lower() == "true"
     ]
-    own = next((one for one, name in told if name == "gradient_checkpointing"), None)
-    inner = next((name for _, name in told if name in {"fsdp_activation_checkpointing", _OF_FSDP}), None)
+    own = next((document for document, name in switched_on if name == "gradient_checkpointing"), None)
+    inner = next((name for _, name in switched_on if name in {"fsdp_activation_checkpointing", _OF_FSDP}), None)
     if own is not None and inner is not None:
         own.notes.append(
             f"{own.name}: the Trainer stops with an error where both gradient_checkpointing and FSDP's {inner} are "

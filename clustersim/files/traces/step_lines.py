@@ -173,24 +173,24 @@ class LoggedSteps:
                 return
 
     def _of_line(self, row: StepLine, match: re.Match[str], line: str) -> None:
-        said = match.groupdict()
-        step = int(said["step"]) if said.get("step") else self.number if row.block else len(self.rows) + 1
-        unit = _UNITS[said.get("unit") or ""]
-        update = int(said["update"]) if said.get("update") else step
-        rate = _value(said["rate"]) if said.get("rate") else 0.0
-        if said.get("time"):
-            self.rows.append((step, update, _value(said["time"]) * unit))
+        groups = match.groupdict()
+        step = int(groups["step"]) if groups.get("step") else self.number if row.block else len(self.rows) + 1
+        unit = _UNITS[groups.get("unit") or ""]
+        update = int(groups["update"]) if groups.get("update") else step
+        rate = _value(groups["rate"]) if groups.get("rate") else 0.0
+        if groups.get("time"):
+            self.rows.append((step, update, _value(groups["time"]) * unit))
         elif rate > 0:
             self.rows.append((step, update, 1 / rate))
-        elif said.get("speed") and _value(said["speed"]) > 0:
-            self.rows.append((step, update, _value(said["words"]) / _value(said["speed"])))
-        elif said.get("since"):
-            self.marks.append((step, _since(said["since"]) * unit))
-        elif "time" not in said and "rate" not in said and (clock := _clock(line)) is not None:
+        elif groups.get("speed") and _value(groups["speed"]) > 0:
+            self.rows.append((step, update, _value(groups["words"]) / _value(groups["speed"])))
+        elif groups.get("since"):
+            self.marks.append((step, _since(groups["since"]) * unit))
+        elif "time" not in groups and "rate" not in groups and (clock := _clock(line)) is not None:
             self.marks.append((step, clock))
         for name, pattern in row.rates:
-            if other := pattern.search(line):
-                self.others[name].append(_value(other[1]))
+            if figure := pattern.search(line):
+                self.others[name].append(_value(figure[1]))
         for name, seconds in re.findall(rf"\btiming_s/(\w+):({_NUMBER})", line) if row.framework == "verl" else ():
             if name != "step":
                 self.parts[name].append(_value(seconds))
@@ -221,11 +221,11 @@ def _between(marks: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     if not pairs:
         return []
     apart = [(new, (late - early) / (new - old)) for old, early, new, late in pairs]
-    if all(at == int(at) for _, at in marks) and median(late - early for _, early, _, late in pairs) < 20:
-        kept = pairs[1:] or pairs
-        steps = sum(new - old for old, _, new, _ in kept)
-        mean = sum(late - early for _, early, _, late in kept) / steps
-        return [(kept[-1][2], mean)]
+    if all(mark == int(mark) for _, mark in marks) and median(late - early for _, early, _, late in pairs) < 20:
+        counted = pairs[1:] or pairs
+        steps = sum(new - old for old, _, new, _ in counted)
+        mean = sum(late - early for _, early, _, late in counted) / steps
+        return [(counted[-1][2], mean)]
     return apart
 
 
