@@ -389,5 +389,17 @@ class TestErrors:
         with pytest.raises(ProgramError, match="a program for 2 ranks does not fit a mesh of 4"):
             simulate(toy.program([Compute("a", 1.0)]), topology, Mesh(topology.gpus, 4), planner=toy.up_links)
 
+    def test_a_mesh_of_another_topology_is_refused(self):
+        """It was an IndexError."""
+        ranks = Mesh(toy.star(4).gpus, 4)
+        program = toy.program(*([Compute("a", 1.0)] for _ in range(2)), ranks=2)
+        with pytest.raises(ProgramError, match="rank 2 of the mesh drives vertex 2, which is a switch"):
+            simulate(program, toy.star(2), ranks, planner=toy.up_links)
+
+    @pytest.mark.parametrize("groups", [[[0, 1]], np.array([[0.0, 1.0]])])
+    def test_groups_that_are_no_whole_numbers_in_an_array_are_refused(self, groups):
+        text = message(toy.program([Collective("x", "all_reduce", 8.0, groups)]))
+        assert "groups must be an array of whole numbers (groups x members)" in text
+
     def test_an_unknown_fidelity_is_told_the_nearest(self):
         assert "did you mean 'flow'?" in message(toy.program([Compute("a", 1.0)]), fidelity="flows")

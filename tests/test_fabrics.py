@@ -432,6 +432,9 @@ def test_an_unknown_name_or_path_says_what_is_near() -> None:
         fabrics.load("hgx-h10")
     with pytest.raises(TopologyError, match=r"no topology file 'nowhere/x\.toml'"):
         fabrics.load("nowhere/x.toml")
+    for nodes in (2.5, "2"):
+        with pytest.raises(TopologyError, match=f"at least one node, not {nodes!r}"):
+            fabrics.load("hgx-a100", nodes=nodes)
     with pytest.raises(TopologyError, match="at least one node, not 0"):
         fabrics.load("hgx-h100", 0)
 

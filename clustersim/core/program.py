@@ -289,6 +289,8 @@ def _is_time(duration: float | Floats, n: int) -> bool:
 
 
 def _check_groups(op: Collective, i: int, role: Role, world_size: int) -> None:
+    if not isinstance(op.groups, np.ndarray) or op.groups.dtype.kind not in "iu":
+        raise _wrong(role, i, "groups must be an array of whole numbers (groups x members), one row a group")
     table = op.groups.ndim == 2 and op.groups.size > 0
     if table and (op.groups.min() < 0 or op.groups.max() >= world_size):
         raise _wrong(role, i, f"a group names a rank outside 0..{world_size - 1}")

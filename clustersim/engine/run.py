@@ -15,7 +15,7 @@ from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Op, Program, Send
 from clustersim.core.timeline import Timeline
-from clustersim.core.topology import Topology
+from clustersim.core.topology import CPU, GPU, Topology
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.chains import link
@@ -100,6 +100,7 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[Pla
         raise ProgramError(f"no fidelity {fidelity!r}; {nearest(fidelity, FIDELITIES)}")
     if mesh.world_size != program.world_size:
         raise ProgramError(f"a program for {program.world_size} ranks does not fit a mesh of {mesh.world_size}")
+    _check_gpus(mesh, topology)
     if how.get("varying") and fidelity != "flow":
         raise ProgramError("links that change during the run need the fidelity 'flow'")
     if how.get("op_by_op"):
@@ -114,6 +115,18 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[Pla
                 raise
         # What is wrong is told of the ops as they are written.
         return _EngineRun(program, topology, mesh, how | {"op_by_op": True}).timeline()
+
+
+def _check_gpus(mesh: Mesh, topology: Topology) -> None:
+    """Raises :class:`ProgramError` for a mesh whose ranks drive what the topology does not have."""
+    kinds = topology.vertex_kinds
+    for rank, vertex in enumerate(mesh.gpus.tolist()):
+        if not 0 <= vertex < len(kinds) or kinds[vertex] not in {GPU, CPU}:
+            what = f"a {kinds[vertex]}" if 0 <= vertex < len(kinds) else f"none of its {len(kinds)} vertices"
+            raise ProgramError(
+                f"rank {rank} of the mesh drives vertex {vertex}, which is {what} in {topology.name} of "
+                f"{topology.n_nodes} node(s); make the mesh of the same topology (clustersim.fabrics.mesh)"
+            )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 
 import msgspec
@@ -61,8 +62,8 @@ _KNOWN: ByWeight[Topology] = ByWeight(300_000, lambda topology: topology.n_links
 def _built(path: Path, nodes: int | None, device: str | Device | None, fabric: Table | None) -> Topology:
     chain = _chain(path)
     spec = chain[0][0]
-    if nodes is not None and nodes < 1:
-        raise TopologyError(f"{path}: a cluster has at least one node, not {nodes}")
+    if nodes is not None and (not isinstance(nodes, Integral) or nodes < 1):
+        raise TopologyError(f"{path}: a cluster has at least one node, not {nodes!r}")
     if spec.vertices or spec.links:
         if fabric:
             raise TopologyError(f"{path}: lists its own links; there is no fabric to change")
