@@ -18,7 +18,7 @@ from conftest import ROOT
 import clustersim
 from clustersim import fabrics, simulate
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.core.errors import PluginError
+from clustersim.core.errors import PluginError, ScenarioError
 from clustersim.core.optimizers import OPTIMIZERS, OptimizerRow
 from clustersim.core.row_table import PluginWarning, RowTable
 from clustersim.core.timeline import OpInfo, Timeline
@@ -294,3 +294,36 @@ def test_a_cluster_made_in_python_has_the_times_of_the_file_that_says_the_same()
     assert np.array_equal(*ends)
     slower = fabrics.change(made, fabrics.Change(match="node0/nic0", bandwidth=5e9))
     assert simulate(prepared.program, slower, prepared.mesh).spans()["end"].max() > ends[0].max()
+
+
+def _places(*passes):
+    return tuple((Action(kind, microbatch),) for kind, microbatch in passes)
+
+
+def _leaves_out(p, chunks, m):
+    return (_places(*(("F", k) for k in range(m - 1)), *(("B", k) for k in range(m - 1))),) * p
+
+
+def _backward_first(p, chunks, m):
+    return (_places(*(("B", k) for k in range(m)), *(("F", k) for k in range(m))),) * p
+
+
+def _of_one_rank(p, chunks, m):
+    return (_places(*(("F", k) for k in range(m)), *(("B", k) for k in range(m))),)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (_leaves_out, "pipeline rank 0 never runs F of micro-batch 23, chunk 0"),
+        (_backward_first, "pipeline rank 0 runs B of micro-batch 0, chunk 0 before its F"),
+        (_of_one_rank, "schedule 'wrong' gives 1 orders for 8 pipeline ranks"),
+        (lambda p, chunks, m: None, "schedule 'wrong' gives None for 8 pipeline ranks"),
+    ],
+)
+def test_a_schedule_of_ones_own_that_cannot_be_is_refused_by_a_run(monkeypatch, rule, text):
+    """One that left out a micro-batch was played, 4 % faster than it is, with samples that nobody computed."""
+    monkeypatch.setattr(SCHEDULES, "_added", dict(SCHEDULES._added))
+    SCHEDULES.register(Schedule("wrong", rule))
+    with pytest.raises(ScenarioError, match=re.escape(text)):
+        clustersim.load("1f1b_gpt2_xl_1x8_a100", {"parallel.schedule": "wrong"}).run()

@@ -39,6 +39,7 @@ from clustersim.training.partition import partition
 from clustersim.training.partition.base import Partition, Work
 from clustersim.training.partition.routing import read_histogram
 from clustersim.training.schedules import Order, Orders, PassCosts, Schedule, beside, from_csv, schedule
+from clustersim.training.schedules.playable import check_own
 
 PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
 
@@ -165,6 +166,8 @@ def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, ro
     if not row.synchronous:
         options["steps"] = scenario.steps
     orders = row.order(parallel.pp, chunks, config.gradient_accumulation_steps, **options)
+    played_steps = 1 if row.synchronous else scenario.steps
+    check_own(row, orders, parallel.pp, config.gradient_accumulation_steps * played_steps, chunks)
     return tuple(beside(order) for order in orders) if parallel.ep_overlap else orders
 
 
