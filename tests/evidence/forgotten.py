@@ -78,7 +78,7 @@ def forget(chip: str) -> None:
     law = without(chip)
     patch.object(device, "_raw", lambda: table).start()
     patch.object(constants, "data_table", lambda name: law).start()
-    for cached in (device.devices, device._names, constants.kernel_laws):
+    for cached in (device.devices, device.by_name, constants.kernel_laws):
         cached.cache_clear()
 
 
