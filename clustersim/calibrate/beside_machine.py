@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from clustersim.calibrate.fit.nccl import NcclTimes
 from clustersim.calibrate.fit.of_logs import nccl_times, skipped_words
 from clustersim.calibrate.fit.structures import (
-    Structure,
     alike_words,
     errors_by_class,
     explained,
+    played_once,
     reason_words,
     tried_words,
     unexplained,
@@ -80,11 +79,7 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
         request = pick.request
         size = pick.group.size
         rows.append(ExpectedRow(request.kind, size, row.nbytes, row.seconds, seconds, pick.algorithm, pick.protocol))
-
-    def played(structure: Structure) -> NcclTimes:
-        """The times on a machine that is built in another way."""
-        return nccl_times(samples, topology, None, structure, as_shipped=False)[0]
-
+    played = played_once(lambda structure: nccl_times(samples, topology, None, structure, as_shipped=False)[0])
     reason = explained(times, played)
     constants = "as shipped" if fitted is None else f"as fitted {fitted.provenance.date}".rstrip()
     doubts = (*taken_for_granted(samples, machine), *contradictions(times.rows))

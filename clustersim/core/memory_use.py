@@ -135,14 +135,18 @@ class MemoryUse:
     @property
     def shown(self) -> float:
         """What ``nvidia-smi`` shows [bytes]: the middle of :attr:`shown_range`."""
-        return self.reserved + self.context + LIBRARIES_BYTES[1] * self.communicates
+        return self._shown[1]
 
     @property
     def shown_range(self) -> tuple[float, float]:
         """The least and the most of it [bytes]."""
+        least, _, most = self._shown
+        return least, most
+
+    @property
+    def _shown(self) -> tuple[float, float, float]:
         least, most = self.reserved_range
-        outside = (self.context + nbytes * self.communicates for nbytes in (LIBRARIES_BYTES[0], LIBRARIES_BYTES[2]))
-        return least + next(outside), most + next(outside)
+        return _shown((least, self.reserved, most), self.context, communicates=self.communicates)
 
     def parts(self) -> dict[str, float]:
         """Bytes by part, each at its own largest, the largest first."""
@@ -169,11 +173,17 @@ def runs_out_at_least(total: float, room: float) -> float:
     ----------
     total : :attr:`MemoryUse.total` [bytes]. room : the GPU's memory [bytes].
     """
-    allocated = total - CONTEXT_BYTES
-    taken = [
-        share * allocated + CONTEXT_BYTES + nbytes for share, nbytes in zip(FRAGMENTATION, LIBRARIES_BYTES, strict=True)
-    ]
-    return likelihood((taken[0], taken[2]), taken[1], room)
+    least_share, share, most_share = (part * (total - CONTEXT_BYTES) for part in FRAGMENTATION)
+    least, likely, most = _shown((least_share, share, most_share), CONTEXT_BYTES, communicates=True)
+    return likelihood((least, most), likely, room)
+
+
+def _shown(blocks: tuple[float, float, float], context: float, *, communicates: bool) -> tuple[float, float, float]:
+    """What ``nvidia-smi`` shows [bytes], the least, the middle and the most, where the allocator's ``blocks`` are."""
+    least, middle, most = (
+        nbytes + context + libraries * communicates for nbytes, libraries in zip(blocks, LIBRARIES_BYTES, strict=True)
+    )
+    return least, middle, most
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,9 @@ BOUNDS = ("compute", "memory", "launch", "communication", "host")
 
 COMPUTE_STREAM = "compute"
 COMM_STREAM = "comm"
-"""The usual streams: kernels of the model; the process group's NCCL stream."""
+HOST_STREAM = "host"
+"""The usual streams: kernels of the model; the process group's NCCL stream; what the rank's process does on the CPU,
+which kernels wait for."""
 
 
 class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):

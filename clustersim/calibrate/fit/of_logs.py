@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import permutations
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace as altered
 from clustersim.calibrate.fit.calibrated import Calibrated, halves
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
-from clustersim.calibrate.fit.structures import SMALL, Explained, Structure, explained, tried_words
+from clustersim.calibrate.fit.structures import SMALL, Explained, Structure, explained, played_once, tried_words
 from clustersim.calibrate.fit.undecided import undecided
 from clustersim.calibrate.fit.untold import contradictions, nodes_of, taken_for_granted
 from clustersim.calibrate.validate_nccl import nccl_version, pin
@@ -116,9 +116,10 @@ class LogPlays:
         """On the machine as its file has it, and how many rows are left out, by reason."""
         return nccl_times(self.samples, self.topology, self.nodes)
 
-    def played(self, structure: Structure | None) -> NcclTimes:
-        """On one that differs from its file."""
-        return nccl_times(self.samples, self.topology, self.nodes, structure)[0]
+    @cached_property
+    def played(self) -> Callable[[Structure | None], NcclTimes]:
+        """On one that differs from its file: a function of how."""
+        return played_once(lambda structure: nccl_times(self.samples, self.topology, self.nodes, structure)[0])
 
     def halves(self) -> tuple[LogPlays, LogPlays]:
         """Every second size of each case, and the others."""

@@ -107,6 +107,20 @@ class Explained(msgspec.Struct, frozen=True):
     written: bool = True
 
 
+def played_once(play: Callable[[Structure | None], NcclTimes]) -> Callable[[Structure | None], NcclTimes]:
+    """The same, which plays a structure once, whoever asks for it."""
+    known: dict[bytes, NcclTimes] = {}
+
+    def played(structure: Structure | None) -> NcclTimes:
+        """The rows on a machine of this structure."""
+        key = msgspec.msgpack.encode(structure)
+        if key not in known:
+            known[key] = play(structure)
+        return known[key]
+
+    return played
+
+
 def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) -> Explained | None:
     """The structure that explains a log, None where its machine is as described, or none does.
 

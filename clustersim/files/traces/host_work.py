@@ -10,20 +10,21 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from clustersim.files.traces.profiled import COMMUNICATORS
 
 LONG = 1e-3
 """Seconds that a GPU has nothing to run from which on its host is said to be busy with something else than launching: a
 hundred launches take less."""
 
-HOST_STREAM = "host"
-
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 """How torch.utils.data calls the wait for its next batch."""
 _ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|HostRegister)|^cuMem(?:Alloc|Free|Create|Map)")
 """Calls that reserve memory or give it back, which wait for the device."""
-_BROAD = re.compile(r"^(?:ProfilerStep#|PP:|(?:nccl|gloo|rccl|ucc|xccl|hccl):)")
+_BROAD = re.compile(rf"^(?:ProfilerStep#|PP:|(?:{COMMUNICATORS}):)")
 """Annotations that say what a GPU does, or no more than that a step is under way."""
 
 
@@ -55,8 +56,12 @@ def host_work(busy: Iterable[tuple[float, float]], calls: Sequence[HostCall], be
     ``busy`` : (start, end) [s] of everything that the GPU ran. ``begin`` : of its first step [s], or inf.
     """
     parts: list[HostCall] = []
+    ahead = deque(sorted(calls, key=lambda call: call.start))
+    inside: list[HostCall] = []
     for free, stop in _gaps(busy, begin):
-        inside = [call for call in calls if call.start < stop and call.end > free]
+        while ahead and ahead[0].start < stop:
+            inside.append(ahead.popleft())
+        inside = [call for call in inside if call.end > free]
         edges = {free, stop, *(min(max(edge, free), stop) for call in inside for edge in (call.start, call.end))}
         for start, end in itertools.pairwise(sorted(edges)):
             covering = [call for call in inside if call.start <= start and call.end >= end]

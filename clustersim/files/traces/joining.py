@@ -19,11 +19,10 @@ from clustersim.core.arrays import Ints
 from clustersim.core.errors import TraceError
 from clustersim.core.label import Label
 from clustersim.core.limits import MOST_RANKS, counted
-from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
+from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM, HOST_STREAM
 from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
 from clustersim.explain.last_rank import SAME_CLOCK
 from clustersim.explain.metrics import steady_window
-from clustersim.files.traces.host_work import HOST_STREAM
 from clustersim.files.traces.messages import Key, messages
 from clustersim.files.traces.profiled import BACKEND, PHASES, ProfiledWork, RankCollective, RankTrace
 

@@ -21,12 +21,12 @@ from pathlib import Path
 import msgspec
 
 from clustersim.core.errors import TraceError
-from clustersim.core.program import DTYPE_BYTES
+from clustersim.core.program import DTYPE_BYTES, HOST_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces import execution_trace, files
 from clustersim.files.traces.execution_trace import Operator
 from clustersim.files.traces.heads import Head, Likeness, growing, likeness
-from clustersim.files.traces.host_work import HOST_STREAM, LONG, HostCall, host_work, short_name
+from clustersim.files.traces.host_work import LONG, HostCall, host_work, short_name
 from clustersim.files.traces.joining import join
 from clustersim.files.traces.kineto_json import (
     KERNEL_ARGS,
@@ -39,6 +39,7 @@ from clustersim.files.traces.kineto_json import (
     decoded,
 )
 from clustersim.files.traces.profiled import (
+    COMMUNICATORS,
     LIBRARY_KERNEL,
     UNNAMED,
     UNSIZED,
@@ -50,7 +51,7 @@ from clustersim.files.traces.profiled import (
 )
 from clustersim.files.traces.samples import dtype_of, kind_of
 
-_COMMS = re.compile(r"^(nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
+_COMMS = re.compile(rf"^({COMMUNICATORS}):(\w+)$")
 _RUNTIMES = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
     "privateuse1_runtime", "privateuse1_driver", "Runtime",

@@ -268,6 +268,7 @@ def _steps(collected: Collected) -> list[tuple[int, float]]:
     pairs = zip(collected.marks, collected.marks[1:], strict=False)
     if not collected.framework and (means := collected.blocks.steps()):
         collected.framework = "Composer"
+        collected.means = step_lines.WINDOW
         for name, values in collected.blocks.rates().items():
             collected.rates[name] += values
         return [(step, seconds) for step, seconds in means if 0 < seconds < MOST]
@@ -315,8 +316,7 @@ def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> 
     ]
     rates = {name: median(values) for name, values in collected.rates.items()}
     name = collected.framework or "a training framework"
-    means = "a mean over a window" if name == "Composer" else collected.means
-    lines = list(_lines(name, steps, step, parts, rates, means))
+    lines = list(_lines(name, steps, step, parts, rates, collected.means))
     apart = collected.bars.apart if name == collected.bars.framework else None
     if apart is not None and apart > SLOWER:
         lines.append(f"the whole run took {apart:.0%} more a step: first steps, checkpoints and evaluation are in it")

@@ -13,7 +13,17 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.label import Label
 from clustersim.core.mesh import Mesh
-from clustersim.core.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, HOST_CALL, Collective, Compute, Recv, Send
+from clustersim.core.program import (
+    COMPUTE_STREAM,
+    COPY_ENGINE,
+    DTYPE_BYTES,
+    HOST_CALL,
+    HOST_STREAM,
+    Collective,
+    Compute,
+    Recv,
+    Send,
+)
 from clustersim.model.seconds.host import HostLaw
 from clustersim.model.seconds.local import LocalCost, Runs
 from clustersim.model.seconds.price import Pass
@@ -25,8 +35,6 @@ from clustersim.training.strategies.walk import LayerPart, Place
 
 PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
 """Which parts of a layer's items each kind of action plays."""
-HOST_STREAM = "host"
-"""Where the host's calls stand, which kernels wait for."""
 EXPERTS = "experts"
 """Works that take as long as their rank has rows; see
 :attr:`clustersim.training.partition.base.LocalLayer.expert_load`."""

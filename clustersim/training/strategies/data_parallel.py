@@ -21,7 +21,7 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.holding import Holding, always
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
-from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, Compute
+from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, HOST_STREAM, Compute
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base
 from clustersim.training.strategies.buckets import assign
@@ -30,9 +30,6 @@ from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, WholeMo
 
 CHUNK = 10 * 2**20
 """``buffer_size=10485760`` of replicate's broadcast_coalesced and of Broadcast.backward's reduce_add_coalesced."""
-
-HOST_STREAM = "host"
-"""The process's Python: the same launches hold up every device."""
 
 
 class DataParallelConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="data_parallel"):

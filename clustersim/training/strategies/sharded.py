@@ -12,14 +12,13 @@ from clustersim.core.errors import ProgramError, UnitError
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.mix import Mix
 from clustersim.core.model import StepCost, Tensor
-from clustersim.core.program import DTYPE_BYTES, Collective, Compute
+from clustersim.core.program import DTYPE_BYTES, HOST_STREAM, Collective, Compute
 from clustersim.core.units import parse_bandwidth
 from clustersim.training.strategies import base
 
 D2H_STREAM = "d2h"
 H2D_STREAM = "h2d"
-HOST_STREAM = "host"
-"""Copies from and to the device, which PCIe carries at once, and the CPU's own work."""
+"""Copies from and to the device, which PCIe carries at once."""
 GRADIENTS_BACK_STREAM = "h2d gradients"
 """Gradients that come back from the host to be added to, beside parameters that are fetched."""
 ADAM_HOST_BYTES = 28
