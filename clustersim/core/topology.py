@@ -226,8 +226,12 @@ class Topology(Keeper):
         delivered = 1.0 if self.hidden_factor is None else float(self.hidden_factor[link])
         return LINE_RATE if delivered == 1.0 else f"what it delivers, {delivered:.2g} of {LINE_RATE}"
 
+    def rate_words_named(self, name: str) -> str:
+        """:meth:`rate_words` of the link of a name."""
+        return self._slow_words.get(name, LINE_RATE)
+
     @cached_property
-    def slow_words(self) -> dict[str, str]:
+    def _slow_words(self) -> dict[str, str]:
         """:meth:`rate_words` of the links that deliver less than their line rate, by their names."""
         slow = [] if self.hidden_factor is None else np.flatnonzero(self.hidden_factor != 1.0).tolist()
         return {self.link_name(link): self.rate_words(link) for link in slow}

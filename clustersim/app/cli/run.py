@@ -215,12 +215,11 @@ def _print_links(console: Terminal, links: list[tuple[str, float, float]], topol
     from rich.markup import escape
 
     from clustersim.core.figures import value_text
-    from clustersim.core.topology import LINE_RATE
 
     like: dict[tuple[frozenset[str], str], list[tuple[str, float]]] = {}
     for name, used, moved in links:  # both directions of a cable, and links that differ by a number, are told once
         ends = frozenset(re.sub(r"\d+", "#", name).split(" -> "))
-        share_text = f"{value_text(used, 'percent')} of {topology.slow_words.get(name, LINE_RATE)}"
+        share_text = f"{value_text(used, 'percent')} of {topology.rate_words_named(name)}"
         like.setdefault((ends, share_text), []).append((name, moved))
     for (_, share), alike in list(like.items())[:3]:
         (name, moved), alike_text = alike[0], " and others like it" if len(alike) > 1 else ""

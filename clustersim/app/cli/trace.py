@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from clustersim.files.traces.digest import RepeatedCollective, RunDigest, SampleDigest
     from clustersim.files.traces.told import NcclLog
 
+LEFT_OUT = "left out: warm-up, or begun before the first span"
+"""Why steps are in no figure."""
+
 
 class SlowestStage(msgspec.Struct, frozen=True):
     """The stage with the most work, and how many times the others' medians its passes take."""
@@ -167,11 +170,7 @@ def _stages(report: Pipeline) -> Iterator[str]:
     """A line per stage, shares of a step, and what they mean."""
     from clustersim.explain.pipeline import PARTS
 
-    left = (
-        f" ({', '.join(map(str, report.steps_left_out))} left out: warm-up, or begun before the first span)"
-        if report.steps_left_out
-        else ""
-    )
+    left = f" ({', '.join(map(str, report.steps_left_out))} {LEFT_OUT})" if report.steps_left_out else ""
     yield f"pipeline, mean of {len(report.steps)} step(s){left}"
     yield f"{'stage':>5s} {'forward':>10s} {'backward':>10s} {'busy':>8s} {'idle':>8s}  = " + " ".join(
         f"{part:>9s}" for part in PARTS
@@ -198,7 +197,7 @@ def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[
     warm_up = [step for step in digest.steps if steady_steps and step < steady_steps[0]]
     if warm_up:
         left = few(warm_up, 3)
-        yield f"  shares are of the other steps: step(s) {left} left out: warm-up, or begun before the first span"
+        yield f"  shares are of the other steps: step(s) {left} {LEFT_OUT}"
     yield f"  {'compute stream busy':24s} {_range(digest.compute_share)}"
     yield f"  {'transferring':24s} {_range(digest.communication_share)}"
     yield f"  {'of that, exposed':24s} {_range(digest.exposed_transfer_share)}"

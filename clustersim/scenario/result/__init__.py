@@ -20,7 +20,6 @@ from clustersim.core.paths import plain
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
-from clustersim.core.topology import LINE_RATE
 from clustersim.core.units import format_time
 from clustersim.scenario import Scenario
 from clustersim.scenario.result.notes import outcome_notes
@@ -207,7 +206,6 @@ class Result:
     def to_dict(self) -> Plain:
         """Everything but the Timeline, in plain values: what ``clustersim run --json`` prints."""
         p = self.prepared
-        slow = p.topology.slow_words
         return {
             "scenario": self.scenario.name,
             "changes": dict(self.scenario.changes),
@@ -223,7 +221,7 @@ class Result:
             **figures.computed(self._values),
             "trust": msgspec.to_builtins(trust(p)),
             "hottest_links": [
-                {"link": name, "utilisation": used, "of": slow.get(name, LINE_RATE), "bytes": nbytes}
+                {"link": name, "utilisation": used, "of": p.topology.rate_words_named(name), "bytes": nbytes}
                 for name, used, nbytes in self.summary["hottest_links"]
             ],
             "peak_memory_bytes": self.memory.total,
