@@ -75,6 +75,12 @@ def test_what_is_on_the_host_is_an_offload():
     assert not offloads({"kind": "zero", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}})
 
 
+@pytest.mark.parametrize("away", [{"device": None}, {"device": "nvme"}])
+def test_what_no_run_has_on_the_host_is_no_offload(away):
+    """A second reading of the table took both for one; a run keeps all on the GPU, or refuses the knob."""
+    assert not offloads({"kind": "zero", "zero_optimization": {"stage": 2, "offload_optimizer": away}})
+
+
 def test_a_knob_that_another_option_of_the_same_name_lacks_is_told_each_time():
     """Two options were called "ddp, pp 2": one of two chunks a stage, and one of a single chunk, which has no such
     knob."""

@@ -15,7 +15,7 @@ from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Op, Program, Send
 from clustersim.core.timeline import Timeline
-from clustersim.core.topology import CPU, GPU, Topology
+from clustersim.core.topology import Topology
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.chains import link
@@ -119,14 +119,17 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[Pla
 
 def _check_gpus(mesh: Mesh, topology: Topology) -> None:
     """Raises :class:`ProgramError` for a mesh whose ranks drive what the topology does not have."""
+    drivable = np.isin(mesh.gpus, np.concatenate([topology.gpus, topology.cpus]))
+    if drivable.all():
+        return
     kinds = topology.vertex_kinds
-    for rank, vertex in enumerate(mesh.gpus.tolist()):
-        if not 0 <= vertex < len(kinds) or kinds[vertex] not in {GPU, CPU}:
-            what = f"a {kinds[vertex]}" if 0 <= vertex < len(kinds) else f"none of its {len(kinds)} vertices"
-            raise ProgramError(
-                f"rank {rank} of the mesh drives vertex {vertex}, which is {what} in {topology.name} of "
-                f"{topology.n_nodes} node(s); make the mesh of the same topology (clustersim.fabrics.mesh)"
-            )
+    rank = int(np.argmin(drivable))
+    vertex = int(mesh.gpus[rank])
+    vertex_text = f"a {kinds[vertex]}" if 0 <= vertex < len(kinds) else f"none of its {len(kinds)} vertices"
+    raise ProgramError(
+        f"rank {rank} of the mesh drives vertex {vertex}, which is {vertex_text} in {topology.name} of "
+        f"{topology.n_nodes} node(s); make the mesh of the same topology (clustersim.fabrics.mesh)"
+    )
 
 
 @contextmanager

@@ -37,8 +37,7 @@ CopyRates: TypeAlias = tuple[float, float]
 def copy_rates_of(scenario: Scenario, topology: Topology, mesh: Mesh) -> CopyRates:
     """:func:`host_copy_rates`; zeros where nothing is offloaded at the machine's own rate."""
     config = scenario.config
-    away = any(getattr(config, name, False) for name in ("cpu_offload", "offloads_optimizer", "offloads_parameters"))
-    own = away and getattr(config, "pcie_bandwidth", None) is None
+    own = config.offloads and getattr(config, "pcie_bandwidth", None) is None
     if not own and scenario.file.model.activation_offloading != math.inf:
         return 0.0, 0.0
     with scenario.at("$.cluster.topology"):

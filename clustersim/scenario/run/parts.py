@@ -340,7 +340,7 @@ def _optimizer(scenario: Scenario) -> str | None:
     row = OPTIMIZERS.get(name)
     if row is not None and row.kinds:
         kind = scenario.strategy.name
-        away = getattr(scenario.config, "cpu_offload", False) or getattr(scenario.config, "offloads_optimizer", False)
+        away = scenario.config.offloads_optimizer
         if kind not in row.kinds or splits(scenario) or away:
             place_text = (
                 "on the host" if away else "where [parallel] splits the model" if splits(scenario) else f"with {kind!r}"

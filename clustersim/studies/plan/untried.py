@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from clustersim.core.device import Device
 from clustersim.core.texts import Table
 from clustersim.scenario.run.parts import model_of, transformer_of
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.spec import PlanFile
+from clustersim.training.strategies import STRATEGIES
 
 BYTES_A_PARAMETER = 16
 """Of mixed-precision Adam, unsplit: parameters and gradients of 2, fp32 masters and two states of 4."""
@@ -21,11 +24,11 @@ OFFLOAD = "optimizer states on the host (offload_optimizer of zero, cpu_offload 
 
 
 def offloads(strategy: Table) -> bool:
-    """Whether a strategy keeps something on the host."""
-    block = strategy.get("zero_optimization")
-    away = [block.get(name) for name in ("offload_optimizer", "offload_param")] if isinstance(block, dict) else []
-    devices = [table.get("device", "none") for table in away if isinstance(table, dict)]
-    return bool(strategy.get("cpu_offload")) or any(device != "none" for device in devices)
+    """Whether a strategy keeps something on the host; none does whose knobs are refused, since it is not played."""
+    try:
+        return msgspec.convert(strategy, STRATEGIES[str(strategy["kind"])].config).offloads
+    except msgspec.ValidationError:
+        return False
 
 
 def untried(plan: PlanFile, path: str | Path, options: Sequence[PlanCandidate], gpus: Sequence[Device]) -> list[str]:

@@ -52,6 +52,16 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """What the optimizer's parameters and states are in."""
         return self.param_dtype
 
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer runs on the host."""
+        return False
+
+    @property
+    def offloads(self) -> bool:
+        """Whether optimizer or parameters live on the host."""
+        return self.offloads_optimizer
+
 
 def whole(model: Model, config: StrategyConfig) -> Holding:
     """What a rank keeps that has all of the model, and of its gradients, which later micro-batches add to."""

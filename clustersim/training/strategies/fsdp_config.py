@@ -102,6 +102,11 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
         return self.orig_dtype
 
     @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer runs on the host."""
+        return self.cpu_offload
+
+    @property
     def replicated(self) -> bool:
         """Whether a replicate degree is asked for."""
         return (self.data_parallel_replicate_degree or 1) > 1

@@ -234,6 +234,11 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         away = self.zero_optimization.offload_param
         return away is not None and away.on
 
+    @property
+    def offloads(self) -> bool:
+        """Whether optimizer or parameters live on the host."""
+        return self.offloads_optimizer or self.offloads_parameters
+
 
 def elements(value: int | float | str) -> int:
     """A checked :data:`Count` as a number."""
