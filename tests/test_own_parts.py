@@ -18,11 +18,12 @@ from conftest import ROOT
 import clustersim
 from clustersim import fabrics, simulate
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.core.errors import PluginError, ScenarioError
+from clustersim.core.errors import ModelError, PluginError, ScenarioError
 from clustersim.core.optimizers import OPTIMIZERS, OptimizerRow
 from clustersim.core.row_table import PluginWarning, RowTable
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.files.traces import FORMATS, Samples
+from clustersim.model import from_hf
 from clustersim.model.families import FAMILIES, FamilyTable, by_type, families
 from clustersim.testing import check_algorithm, check_reader, check_schedule, check_strategy
 from clustersim.training.schedules import SCHEDULES, Action, Schedule, schedule
@@ -228,6 +229,73 @@ def test_a_registered_row_is_there_until_it_is_withdrawn(acme):
     SCHEDULES.register(acme.FILL_DRAIN)
     assert schedule("Acme-LIFO") is schedule("acme_fill_drain") is acme.FILL_DRAIN
     SCHEDULES.withdraw("acme_fill_drain")
+
+
+NESTED = FamilyTable(
+    "acme_experts",
+    {
+        "like": "mixtral",
+        "reads": {
+            "layers": "n_layers",
+            "d_model": "d_model",
+            "heads": "n_heads",
+            "kv_heads": "attn_config.kv_n_heads",
+            "head_dim": "",
+            "d_ff": "ffn_config.ffn_hidden_size",
+            "seq_len": "max_seq_len",
+            "window": "",
+            "experts.count": "ffn_config.moe_num_experts",
+            "experts.per_token": "ffn_config.moe_top_k",
+            "experts.width": "ffn_config.ffn_hidden_size",
+        },
+        "sets": {"norm": "layernorm"},
+    },
+)
+"""DBRX's sizes stand in tables inside its config, which no row could read: a package cannot bring a rule."""
+DBRX = {
+    "model_type": "acme_experts",
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+    "max_seq_len": 32768,
+    "vocab_size": 100352,
+    "attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 5e5},
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+@pytest.fixture
+def nested():
+    FAMILIES.register(NESTED)
+    yield
+    FAMILIES.withdraw("acme_experts")
+
+
+def test_a_row_reads_fields_of_tables_inside_the_config(nested):
+    """Parameters as databricks/dbrx-base counts them; what changes nothing is told as of any field, rope_theta not."""
+    model = from_hf(DBRX)
+    assert model.parameters == 131_596_523_520
+    assert [note for note in model.notes if "nothing" in note] == [
+        "fields that change nothing here: attn_config.clip_qkv 8"
+    ]
+    assert from_hf({**DBRX, "attn_config": None}).parameters > model.parameters  # as many keys as queries
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ffn_config": {}}, "missing 'ffn_config.ffn_hidden_size', the width of the MLP"),
+        ({"ffn_config": 3}, "'ffn_config' = 3 must be a table of fields"),
+        ({"attn_config": {"kv_n_heads": "x"}}, "'attn_config.kv_n_heads' = 'x' must be a whole number above zero"),
+        ({"attn_config": {"kv_heads_n": 8}}, "'attn_config.kv_heads_n' = 8 is no field .* 'attn_config.kv_n_heads'"),
+        ({"ffn_config": {**DBRX["ffn_config"], "index_topk": 9}}, "'ffn_config.index_topk' = 9 changes a model"),
+    ],
+)
+def test_a_field_inside_a_table_is_refused_by_its_place(nested, change, message):
+    with pytest.raises(ModelError, match=message):
+        from_hf({**DBRX, **change})
 
 
 BROKEN = {

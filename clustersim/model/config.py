@@ -15,7 +15,7 @@ import msgspec
 
 from clustersim.core.errors import ModelError, nearest
 from clustersim.core.texts import Table, data_table
-from clustersim.model.families import Fields, base_fields
+from clustersim.model.families import Family, Fields, base_fields, by_type, families, fields_of
 
 ALIKE = 0.8
 """How alike two names of fields must be for one to be a slip of the pen."""
@@ -31,6 +31,37 @@ def inert() -> frozenset[str]:
 def changing() -> frozenset[str]:
     """Fields that change tensors or kernels wherever they are set."""
     return frozenset(data_table("inert_fields")["changing"])
+
+
+def config_of(where: str, data: Table, kind: str) -> Config:
+    """The fields of a ``model_type`` that is described, and as ``table.field`` those inside of tables that its row
+    reads. Raises :class:`ModelError` where such a table is none."""
+    family = families()[by_type()[kind]]
+    config = Config(where, data, kind, fields_of(family.fields_of or kind), family.known)
+    opened = {name: config.table(name) for name in _tables(family)}
+    if not opened:
+        return config
+    defaults = {name: table for name in opened if isinstance(table := config.fields.fields.get(name), dict)}
+    return msgspec.structs.replace(
+        config,
+        data={**data, **_dotted(opened)},
+        fields=msgspec.structs.replace(config.fields, fields={**config.fields.fields, **_dotted(defaults)}),
+    )
+
+
+def _tables(family: Family) -> list[str]:
+    """Names of the tables inside a config of which a row reads a field."""
+    keys = (key for text in family.reads.values() for key in text.split("|"))
+    return sorted({key.partition(".")[0] for key in keys if "." in key})
+
+
+def _dotted(tables: dict[str, Table]) -> Table:
+    return {f"{name}.{field}": value for name, table in tables.items() for field, value in table.items()}
+
+
+def _bare(name: str) -> str:
+    """A field's own name, without that of the table that it is in."""
+    return name.rpartition(".")[2]
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -165,7 +196,7 @@ class Config(msgspec.Struct, frozen=True):
     def unknown(self) -> list[str]:
         """Fields that no configuration class of this kind has, nor was asked for."""
         mine = set(self.fields.fields) | set(self.fields.also) | base_fields() | inert() | self.read | set(self.known)
-        return [name for name in self.data if name not in mine and not name.startswith("_")]
+        return [name for name in self.data if not {name, _bare(name)} & mine and not name.startswith("_")]
 
     def refuse_slip(self, key: str) -> None:
         """Raises :class:`ModelError` where a field is missing and one that no class has is nearly called so."""
@@ -180,7 +211,7 @@ class Config(msgspec.Struct, frozen=True):
         """Raises :class:`ModelError` for a field that changes tensors or kernels, and that the family does not read."""
         for name in self.unknown():
             value = self.data[name]
-            if name in changing() and value not in (None, False, 0, [], {}):
+            if _bare(name) in changing() and value not in (None, False, 0, [], {}):
                 said = repr(value) if isinstance(value, int | float | str) else f"a {type(value).__name__}"
                 raise ModelError(
                     f"{self.where}: '{name}' = {said} changes a model's tensors, but is not described of "
@@ -207,7 +238,10 @@ class Config(msgspec.Struct, frozen=True):
         return [
             name
             for name, value in self.data.items()
-            if name not in mine and not name.startswith("_") and value is not None and value != defaults.get(name, ...)
+            if not {name, _bare(name)} & mine
+            and not name.startswith("_")
+            and value is not None
+            and value != defaults.get(name, ...)
         ]
 
 

@@ -58,7 +58,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tokens, numbered after the last block.
     scores : whose passes over attention scores its eager code makes, a key of ``SCORES``.
     reads : dimensions of a Shape (``experts.count`` for one of its parts) to fields of the config; the first that is
-        there counts where several are joined by ``|``. A field of a table inside the config is read by a rule.
+        there counts where several are joined by ``|``; ``table.field`` is one of a table inside the config.
     sets : dimensions that the class fixes. ``gated`` says that the MLP multiplies two projections.
     rules : functions of :data:`clustersim.model.rules.RULES` for what a table cannot say, in order.
     needs : dimensions that a config must have, beside the usual ones. optional : usual ones that it need not, as

@@ -18,8 +18,8 @@ from clustersim.core.model import Model
 from clustersim.core.paths import data_path
 from clustersim.core.texts import Table, is_folder, json_table, text_of
 from clustersim.model.base import TransformerShape
-from clustersim.model.config import Config
-from clustersim.model.families import by_type, families, fields_of
+from clustersim.model.config import Config, config_of
+from clustersim.model.families import by_type, families
 from clustersim.model.names import described, same_family
 from clustersim.model.options import with_options
 from clustersim.model.shapes import LONGEST, shape_of
@@ -82,7 +82,7 @@ def shape_from_hf(
         raise ModelError(_unknown(where, kind))
     row = by_type()[kind]
     family = families()[row]
-    fields = Config(where, data, kind, fields_of(family.fields_of or kind), family.known)
+    fields = config_of(where, data, kind)
     notes: list[str] = []
     if family.vision:
         shape, parts, seen = with_tower(fields, family)

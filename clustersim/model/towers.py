@@ -18,8 +18,8 @@ from clustersim.core.texts import Table
 from clustersim.model import kernels as K
 from clustersim.model import naming
 from clustersim.model.base import Tower, TransformerShape
-from clustersim.model.config import Config
-from clustersim.model.families import Family, by_type, families, fields_of
+from clustersim.model.config import Config, config_of
+from clustersim.model.families import Family, by_type, families
 from clustersim.model.shapes import shape_of
 from clustersim.model.sizes import Bridge, Patches
 from clustersim.model.tensor_parts import affine
@@ -81,8 +81,7 @@ def _part(c: Config, key: str, usual: str, *, flat: bool = False, own: bool = Fa
         c.read.update(table)
     said = table.get("model_type")
     kind = said if not own and isinstance(said, str) and _is_part(said, usual) else usual
-    family = families()[by_type()[kind]]
-    return Config(f"{c.where}: {key}", table, kind, fields_of(family.fields_of or kind), family.known)
+    return config_of(f"{c.where}: {key}", table, kind)
 
 
 def _is_part(kind: str, usual: str) -> bool:
