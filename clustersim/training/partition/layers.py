@@ -71,47 +71,19 @@ class Cutter(msgspec.Struct, frozen=True):
             return (LocalKernels(layer.kind, layer.kernels),)
         plain, beside = parted(layer.kernels)
         layer = replace(layer, kernels=plain)
+        sums = tuple(local_kernel(k, self.share) for k in layer.kernels if _only_backward(k))
+        making = _LayerNodes(self, layer, block, modules, self.spread(layer, block), beside, sums)
         nodes_out: list[LayerNode] = []
-        # Sums of gradients that forward knows nothing of: beside the first linears, whose input gradients they are.
-        backward_only = tuple(local_kernel(k, self.share) for k in layer.kernels if _only_backward(k))
-        norm: Kernel | None = None
-        spread = self.spread(layer, block)
         for name, kernels in sections(layer):
-            for module, group in groupby(_groups(name, kernels), lambda pair: pair[0]):
-                nodes: list[LayerNode] = []
-                for _, group_kernels in group:
-                    if spread and is_expert(group_kernels[0]):
-                        group_nodes = expert_nodes(
-                            group_kernels, self.share, self.parallel, self.manner, spread, modules
-                        )
-                    else:
-                        group_nodes = self._node(name, group_kernels, block)
-                    if added := tuple(k for kernel in group_kernels for k in beside.pop(id(kernel), ())):
-                        group_nodes = adapted(group_nodes, added, self.share)
-                    if self.share.sequence_parallel and group_kernels[0].cut == "whole":
-                        group_nodes = self._of_all_tokens(group_nodes, ahead=layer.kind == "embedding")
-                    if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
-                        group_nodes = (*rebuilding(group_nodes[0], norm), *group_nodes[1:])
-                        norm = None
-                    if backward_only and (
-                        isinstance(group_nodes[0], ColumnLinears | AdaptedLinears) or self.share.tp == 1
-                    ):
-                        group_nodes = (*group_nodes, GradientSums(name, backward_only))
-                        backward_only = ()
-                    norm = next((k for n in group_nodes for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
-                    nodes += group_nodes
-                nodes_out += checkpointed(tuple(nodes)) if module and module in modules else nodes
-        if beside:
-            product = product_beside(next(iter(beside.values()))[0].name)
-            raise ScenarioError(
-                f"an adapter beside {product!r} of a mixture of experts is not played where [parallel] splits the "
-                "model; take it out of target_modules (at $.model.adapter.target_modules)"
-            )
+            for module, pairs in groupby(_groups(name, kernels), lambda pair: pair[0]):
+                nodes = tuple(node for _, group in pairs for node in making.of_group(name, module, group))
+                nodes_out += checkpointed(nodes) if module and module in modules else nodes
+        making.refuse_left()
         if self.parallel.sp_overlap_comm:
             nodes_out = list(coming_home_beside(tuple(nodes_out)))
         return without_inputs(tuple(nodes_out)) if "mla_up_proj" in modules else tuple(nodes_out)
 
-    def _of_all_tokens(self, nodes: Nodes, *, ahead: bool) -> Nodes:
+    def of_all_tokens(self, nodes: Nodes, *, ahead: bool) -> Nodes:
         """What every rank computes from all tokens: ``ahead`` of the blocks, which take their own of them, so that
         backward gathers the gradients (Megatron-LM's scatter_to_sequence_parallel_region); or behind them."""
         elements = self.between / self.share.cp
@@ -120,7 +92,7 @@ class Cutter(msgspec.Struct, frozen=True):
             return (*nodes, LayoutChange("tokens", ("", "all_gather"), tp, elements))
         return (LayoutChange("tokens", ("all_gather", ""), tp, elements), *nodes)
 
-    def _node(self, name: str, group: Kernels, block: int) -> Nodes:
+    def node(self, name: str, group: Kernels, block: int) -> Nodes:
         """Nodes of neighbouring kernels that are cut alike."""
         share = self.share
         first = group[0]
@@ -162,6 +134,58 @@ class Cutter(msgspec.Struct, frozen=True):
             return ()
         elements = sum(rows(kernel) * kernel.n for kernel in group) / share.cp
         return (LayoutChange(f"{name} heads", ("all_gather", "reduce_scatter"), ("tp",), elements),)
+
+
+class _LayerNodes(msgspec.Struct):
+    """Nodes of one layer in the making.
+
+    layer : without kernels of adapters. modules : that are recomputed. spread : of its experts, where they are spread.
+    beside : kernels of adapters that no node has yet, by the id of the product that they stand beside.
+    sums : of gradients that forward knows nothing of, until a node has them: the first linears, whose input gradients
+        they are. norm : the last one, until the node that reads it makes it again.
+    """
+
+    cutter: Cutter
+    layer: Layer
+    block: int
+    modules: tuple[str, ...]
+    spread: ExpertSpread | None
+    beside: dict[int, Kernels]
+    sums: Kernels
+    norm: Kernel | None = None
+
+    def of_group(self, name: str, module: str, group: Kernels) -> Nodes:
+        """Nodes of neighbouring kernels that are cut alike, of a ``module`` in the section ``name``."""
+        share = self.cutter.share
+        nodes = self._of_kernels(name, group)
+        if added := tuple(k for kernel in group for k in self.beside.pop(id(kernel), ())):
+            nodes = adapted(nodes, added, share)
+        if share.sequence_parallel and group[0].cut == "whole":
+            nodes = self.cutter.of_all_tokens(nodes, ahead=self.layer.kind == "embedding")
+        if self.norm and has_weights(group[0]) and "layernorm" in self.modules and module not in self.modules:
+            nodes = (*rebuilding(nodes[0], self.norm), *nodes[1:])
+            self.norm = None
+        if self.sums and (isinstance(nodes[0], ColumnLinears | AdaptedLinears) or share.tp == 1):
+            nodes = (*nodes, GradientSums(name, self.sums))
+            self.sums = ()
+        self.norm = next((k for n in nodes for k in n.kernels if k.name in {"norm_1", "norm_2"}), self.norm)
+        return nodes
+
+    def _of_kernels(self, name: str, group: Kernels) -> Nodes:
+        cutter = self.cutter
+        if self.spread and is_expert(group[0]):
+            return expert_nodes(group, cutter.share, cutter.parallel, cutter.manner, self.spread, self.modules)
+        return cutter.node(name, group, self.block)
+
+    def refuse_left(self) -> None:
+        """Raises :class:`ScenarioError` for an adapter that no node has."""
+        if not self.beside:
+            return
+        product = product_beside(next(iter(self.beside.values()))[0].name)
+        raise ScenarioError(
+            f"an adapter beside {product!r} of a mixture of experts is not played where [parallel] splits the "
+            "model; take it out of target_modules (at $.model.adapter.target_modules)"
+        )
 
 
 def _kept_in_8_bits(kernel: Kernel) -> Kernel:
