@@ -100,16 +100,7 @@ def model_file(
                 f"{source.words}: its layers under {types} are others than under {next(iter(typed))}; trace each by "
                 "itself with --types"
             )
-    places: dict[bytes, int] = {}
-    works: list[dict[TypesName, LayerWork]] = []
-    rows = []
-    for i, row in enumerate(first.rows):
-        work = {types: layers.works[i] for types, layers in typed.items()}
-        key = msgspec.json.encode(work)
-        if key not in places:
-            places[key] = len(works)
-            works.append(work)
-        rows.append(msgspec.structs.replace(row, work=places[key]))
+    rows, works = _shared_works(first.rows, typed)
     notes = dict.fromkeys(note for layers in typed.values() for note in layers.notes)
     tokens = source.inputs[0]
     attentions = [event.shape for event in trace.events if isinstance(event.shape, AttentionShape)]
@@ -135,6 +126,23 @@ def model_file(
         layers=folded(rows),
         works=tuple(works),
     )
+
+
+def _shared_works(
+    layer_rows: Sequence[LayerRow], typed: Mapping[TypesName, TypedLayers]
+) -> tuple[list[LayerRow], list[dict[TypesName, LayerWork]]]:
+    """Each layer with the number of its work, and the works, each once."""
+    places: dict[bytes, int] = {}
+    works: list[dict[TypesName, LayerWork]] = []
+    rows = []
+    for i, row in enumerate(layer_rows):
+        work = {types: layers.works[i] for types, layers in typed.items()}
+        key = msgspec.json.encode(work)
+        if key not in places:
+            places[key] = len(works)
+            works.append(work)
+        rows.append(msgspec.structs.replace(row, work=places[key]))
+    return rows, works
 
 
 def _seq_len(first: InputSpec, head: AttentionShape, works: Sequence[Mapping[TypesName, LayerWork]]) -> int:

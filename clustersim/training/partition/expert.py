@@ -104,40 +104,44 @@ def spread_of(
         )
     if parallel.dispatcher == "flex" and etp > 1:
         raise ScenarioError(f"dispatcher = 'flex' is described for etp = 1, which is {etp} (at $.parallel.etp)")
-    tokens = mixture.tokens / share.tokens
+    router = router_of(mixture, parallel, mixture.tokens / share.tokens, histogram)
+    per_node = max(1, nproc_per_node // etp) if nproc_per_node else ep
+    return ExpertSpread(
+        mixture=mixture,
+        ep=ep,
+        etp=etp,
+        tokens=router.tokens,
+        routed=routed(router),
+        per_node=ep if per_node >= ep else gcd(ep, per_node),
+        kind=parallel.dispatcher,
+        backend=parallel.flex_backend,
+        counted=not parallel.pad_to_capacity,
+        sms=parallel.deepep_num_sms,
+        float8=parallel.float8_dispatch,
+        fused=parallel.permute_fusion,
+        varying=router.capacity > 0 or parallel.router_padding,
+        masked=parallel.framework == "megatron" and not parallel.permute_fusion,
+    )
+
+
+def router_of(
+    mixture: Mixture, parallel: ParallelConfig, tokens: float, histogram: tuple[float, ...] = ()
+) -> ExpertRouter:
+    """What decides which tokens a layer's experts get, of so many ``tokens`` of one position and one sample."""
     most = 0
     if parallel.capacity_factor is not None:
         factor = parallel.capacity_factor
-        least = parallel.min_capacity
-        most = capacity(tokens, mixture.experts, mixture.per_token, factor, least)
-    per_node = max(1, nproc_per_node // etp) if nproc_per_node else ep
-    per_node = ep if per_node >= ep else gcd(ep, per_node)
-    router = ExpertRouter(
-        parallel.routing,
-        mixture.experts,
-        mixture.per_token,
-        ep,
-        tokens,
-        most,
-        parallel.pad_to_capacity,
-        parallel.drop_tokens,
-        histogram,
-    )
-    return ExpertSpread(
-        mixture,
-        ep,
-        etp,
-        tokens,
-        routed(router),
-        per_node,
-        parallel.dispatcher,
-        parallel.flex_backend,
-        not parallel.pad_to_capacity,
-        parallel.deepep_num_sms,
-        parallel.float8_dispatch,
-        parallel.permute_fusion,
-        most > 0 or parallel.router_padding,
-        parallel.framework == "megatron" and not parallel.permute_fusion,
+        most = capacity(tokens, mixture.experts, mixture.per_token, factor, parallel.min_capacity)
+    return ExpertRouter(
+        routing=parallel.routing,
+        experts=mixture.experts,
+        per_token=mixture.per_token,
+        ep=parallel.ep,
+        tokens=tokens,
+        capacity=most,
+        padded=parallel.pad_to_capacity,
+        drops=parallel.drop_tokens,
+        histogram=histogram,
     )
 
 
