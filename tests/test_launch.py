@@ -394,7 +394,7 @@ fsdp_config: {<<: [*base, *more]}
 
 
 def test_merge_keys_of_yaml_are_the_keys_they_stand_for():
-    from clustersim.core.texts import yaml_table
+    from clustersim.core.yamls import yaml_table
 
     table = yaml_table(MERGED, "x", ScenarioError)
     assert table["more"] == {"zero_stage": 3, "offload_optimizer_device": "none"}
@@ -408,7 +408,7 @@ def test_merge_keys_of_yaml_are_the_keys_they_stand_for():
 
 
 def test_tables_of_an_alias_are_not_one():
-    from clustersim.core.texts import yaml_table
+    from clustersim.core.yamls import yaml_table
 
     table = yaml_table("a: &a {b: [1]}\nc: *a", "x", ScenarioError)
     table["a"]["b"].append(2)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.texts import Table, json_table, shown, text_of, toml, yaml_table
+from clustersim.core.texts import Table, json_table, shown, text_of, toml
+from clustersim.core.yamls import yaml_table
 from clustersim.files.launch import (
     interpolation,
     json_comments,

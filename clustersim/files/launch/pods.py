@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.texts import Table, yaml_table
+from clustersim.core.texts import Table
+from clustersim.core.yamls import yaml_table
 
 KINDS = ("PyTorchJob", "MPIJob", "TrainJob", "JobSet", "Job")
 """What is read, by Kubernetes' word for it."""

@@ -18,8 +18,8 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.seconds.local import LocalCost
 from clustersim.studies.plan.traffic import TrafficBounds
-from clustersim.training.builder.laying import EXPERTS, PARTS
 from clustersim.training.builder.stage_memory import MicroBatchBytes, MicroBatchStash
+from clustersim.training.builder.stage_ops import EXPERTS, PARTS
 from clustersim.training.partition.base import Chunk, Exchange, Item, LocalLayer, Partition, Stage, Work
 from clustersim.training.schedules.base import Order, Orders
 

@@ -47,8 +47,8 @@ from clustersim.studies.what_if.sketch import Key, Sketch
 from clustersim.studies.what_if.sketch import spent as taken
 from clustersim.training.builder import build
 from clustersim.training.builder.at_once import Known, alone, spent, what
-from clustersim.training.builder.laying import StageOps
 from clustersim.training.builder.representative import Representative, representative
+from clustersim.training.builder.stage_ops import StageOps
 from clustersim.training.partition.base import Exchange, Stage
 
 PERIODIC = frozenset({"1f1b", "interleaved_1f1b"})

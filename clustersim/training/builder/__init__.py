@@ -12,10 +12,11 @@ from clustersim.core.variation import usual
 from clustersim.model.seconds.local import LocalCost
 from clustersim.training.builder.at_once import JoinedPass, Known
 from clustersim.training.builder.gradients import ReplicatedHooks
-from clustersim.training.builder.laying import StageLay, StageOps
+from clustersim.training.builder.laying import StageLay
 from clustersim.training.builder.messages import Route, StageMessages
 from clustersim.training.builder.passes import RepeatedPasses
 from clustersim.training.builder.shards import ShardHooks
+from clustersim.training.builder.stage_ops import StageOps
 from clustersim.training.partition.base import Partition, Stage
 from clustersim.training.schedules.base import Action, Orders
 from clustersim.training.strategies import base

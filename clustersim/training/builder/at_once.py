@@ -15,7 +15,8 @@ import numpy as np
 from clustersim.core.label import Label
 from clustersim.core.program import COMPUTE_STREAM, Compute, Program, Role
 from clustersim.core.timeline import Timeline
-from clustersim.training.builder.laying import StageLay, StageOps
+from clustersim.training.builder.laying import StageLay
+from clustersim.training.builder.stage_ops import StageOps
 from clustersim.training.partition.base import Chunk, Stage
 from clustersim.training.schedules.base import Action, Order
 from clustersim.training.strategies.walk import WHOLE, LayerPart, Place

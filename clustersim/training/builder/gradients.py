@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from clustersim.core.program import DTYPE_BYTES
-from clustersim.training.builder.laying import StageOps
+from clustersim.training.builder.stage_ops import StageOps
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.base import LocalLayer, Stage
 from clustersim.training.schedules import Action

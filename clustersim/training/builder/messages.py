@@ -26,7 +26,7 @@ from clustersim.core.label import Label
 from clustersim.core.mesh import Ints
 from clustersim.core.model import Kernel
 from clustersim.core.program import DTYPE_BYTES, Recv, Send
-from clustersim.training.builder.laying import StageOps
+from clustersim.training.builder.stage_ops import StageOps
 from clustersim.training.partition.dispatch import HOST_WAITS
 from clustersim.training.schedules.base import Action, Order, Slot, rank_and_chunk, stage_of
 

@@ -16,7 +16,7 @@ import msgspec
 
 from clustersim.core.model import StepCost
 from clustersim.training.builder.gradients import EXPERT, INSTANCES, SHARD, clip, shared_gradients
-from clustersim.training.builder.laying import StageOps
+from clustersim.training.builder.stage_ops import StageOps
 from clustersim.training.builder.unshard import MOST_ACTIVE, regathered
 from clustersim.training.partition.base import Stage
 from clustersim.training.schedules import Action, Order

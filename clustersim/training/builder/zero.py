@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from clustersim.core.model import Layer, Model, StepCost, Tensor
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.training.builder.gradients import EXPERT, shared_gradients
-from clustersim.training.builder.laying import StageOps
 from clustersim.training.builder.stage_memory import StateBytes
+from clustersim.training.builder.stage_ops import StageOps
 from clustersim.training.partition.base import Stage
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import zero
