@@ -221,8 +221,8 @@ class Program:
             queues = {op.stream for _, op in distinct(role.ops) if isinstance(op, Serve)}
             for i, op in distinct(role.ops):
                 if op.stream in queues and not isinstance(op, Serve):
-                    what = "is served in order of arrival and can hold Serve ops only"
-                    raise _wrong(role, i, f"stream {op.stream!r} {what}")
+                    rule = "is served in order of arrival and can hold Serve ops only"
+                    raise _wrong(role, i, f"stream {op.stream!r} {rule}")
 
     def describe(self, rank: int = 0) -> str:
         """The op list of one rank as text, a line per op: index, stream, what, size or time, what it waits for."""
@@ -307,12 +307,12 @@ def _wrong(role: Role, i: int, problem: str) -> ProgramError:
 def _describe_op(i: int, op: Op, role: Role, position: int) -> str:
     if isinstance(op, Compute):
         value = float(np.broadcast_to(seconds(role, op), role.ranks.shape)[position])
-        what = f"{format_time(value)} ({op.phase}, {op.bound}-bound)"
+        op_text = f"{format_time(value)} ({op.phase}, {op.bound}-bound)"
     elif isinstance(op, Collective):
         n_groups, members = op.groups.shape
-        what = f"{op.kind} {format_bytes(op.nbytes)} {op.dtype}, {n_groups} group(s) of {members}"
+        op_text = f"{op.kind} {format_bytes(op.nbytes)} {op.dtype}, {n_groups} group(s) of {members}"
     else:
         verb = "to" if isinstance(op, Send) else "from"
-        what = f"{format_bytes(op.nbytes)} {verb} rank {op.peer[position]}"
+        op_text = f"{format_bytes(op.nbytes)} {verb} rank {op.peer[position]}"
     waits = f"  after {', '.join(map(str, op.after))}" if op.after else ""
-    return f"{i:5d}  {op.stream:8s} {op.name:32s} {what}{waits}"
+    return f"{i:5d}  {op.stream:8s} {op.name:32s} {op_text}{waits}"

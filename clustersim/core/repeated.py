@@ -83,7 +83,7 @@ class RepeatedOps(MadeWhenAsked["Op"]):
         self.written = tuple(written)
         self.passes = tuple(passes)
         self.own = own
-        self._begins = [each.begin for each in passes]
+        self._begins = [repeat.begin for repeat in passes]
 
     def __len__(self) -> int:
         return len(self.written)
@@ -96,13 +96,13 @@ class RepeatedOps(MadeWhenAsked["Op"]):
 
     def _at(self, i: int) -> Op:
         op = self.written[i]
-        here = self._pass_of(i)
-        return op if here is None or not here.shift else moved(op, here.shift, here.microbatch)
+        repeat = self._pass_of(i)
+        return op if repeat is None or not repeat.shift else moved(op, repeat.shift, repeat.microbatch)
 
     def after(self, i: int) -> tuple[int, ...]:
         """What the op at a place waits for."""
-        here = self._pass_of(i)
-        shift = here.shift if here else 0
+        repeat = self._pass_of(i)
+        shift = repeat.shift if repeat else 0
         after = self.written[i].after
         return tuple([need + shift for need in after]) if shift else after
 
@@ -115,11 +115,11 @@ class RepeatedOps(MadeWhenAsked["Op"]):
     def lasting(self, written: Sequence[Op]) -> RepeatedOps:
         """The list with ``written`` ops that differ from its own in how long they take."""
         changed = [i for i, (new, old) in enumerate(zip(written, self.written, strict=True)) if new is not old]
-        own = {i for i in changed if (here := self._pass_of(i)) and here.shift}
+        own = {i for i in changed if (repeat := self._pass_of(i)) and repeat.shift}
         for i in changed:  # what was written there goes on in other passes
             home = self._pass_of(i)
-            others = (each for each in self.passes if home and each.home == home.home and each.shift)
-            places = (i + each.shift for each in others) if home and not home.shift else iter(())
+            others = (repeat for repeat in self.passes if home and repeat.home == home.home and repeat.shift)
+            places = (i + repeat.shift for repeat in others) if home and not home.shift else iter(())
             own |= set(list(places)[:1])
         return RepeatedOps(written, self.passes, self.own | own)
 
@@ -131,10 +131,10 @@ class RepeatedOps(MadeWhenAsked["Op"]):
     def distinct(self) -> Iterator[tuple[int, Op]]:
         """Places, and the ops there, of everything that is written."""
         done = 0
-        for each in self.passes:
-            if each.shift:
-                yield from ((i, self.written[i]) for i in range(done, each.tail))
-                done = each.end
+        for repeat in self.passes:
+            if repeat.shift:
+                yield from ((i, self.written[i]) for i in range(done, repeat.tail))
+                done = repeat.end
         yield from ((i, self.written[i]) for i in range(done, len(self.written)))
         yield from ((i, self._at(i)) for i in sorted(self.own))
 

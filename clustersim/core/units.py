@@ -16,7 +16,7 @@ from clustersim.core.errors import UnitError
 class Bandwidth(float):
     """Bytes/s, in a file's schema: written as ``"400 Gb/s"``; a bare number is an error."""
 
-    what = "rate with unit"
+    kind_text = "rate with unit"
     example = "a rate with its unit: '400 Gb/s', '50 GB/s'"
 
     @classmethod
@@ -28,7 +28,7 @@ class Bandwidth(float):
 class CopyRate(Bandwidth):
     """Bytes/s of copies, in a file's schema: a rate, or ``true`` (infinity here) for what the machine's links give."""
 
-    what = "true, or rate with unit"
+    kind_text = "true, or rate with unit"
     example = "true, or a rate with its unit: '20 GB/s'"
     also = ("boolean",)
 
@@ -43,7 +43,7 @@ class CopyRate(Bandwidth):
 class Seconds(float):
     """Seconds, in a file's schema: written as ``"500 ns"``; a bare number is an error."""
 
-    what = "time with unit"
+    kind_text = "time with unit"
     example = "a time with its unit: '25 ns', '60 d'"
 
     @classmethod
@@ -55,7 +55,7 @@ class Seconds(float):
 class Bytes(float):
     """Bytes, in a file's schema: written as ``"25 MiB"``; a bare number is an error."""
 
-    what = "size with unit"
+    kind_text = "size with unit"
     example = "a size with its unit: '8 B', '25 MiB'"
 
     @classmethod
@@ -67,7 +67,7 @@ class Bytes(float):
 class Flops(float):
     """FLOP/s, in a file's schema: written as ``"989 TFLOP/s"``; a bare number is an error."""
 
-    what = "rate of arithmetic with unit"
+    kind_text = "rate of arithmetic with unit"
     example = "a rate with its unit: '989 TFLOP/s'"
 
     @classmethod
@@ -79,7 +79,7 @@ class Flops(float):
 class Hertz(float):
     """Clocks/s, in a file's schema: written as ``"1980 MHz"``; a bare number is an error."""
 
-    what = "clock rate with unit"
+    kind_text = "clock rate with unit"
     example = "a clock rate with its unit: '1980 MHz'"
 
     @classmethod

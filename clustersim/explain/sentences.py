@@ -205,19 +205,19 @@ def late_start(causes: Causes, charge: Charge) -> str:
 
 def uneven_experts(causes: Causes, charge: Charge) -> str:
     """Ranks that wait for those whose experts get more tokens than others."""
-    held = ""
+    holder_text = ""
     if charge.holder_op >= 0:
         spans = columns_of(causes.timeline).of(charge.holder_op)
         took = spans.end - spans.start
         own = took[spans.ranks == charge.holder_rank]
-        held = f" while rank {charge.holder_rank} was still in {op_quoted(causes, charge.holder_op)}"
+        holder_text = f" while rank {charge.holder_rank} was still in {op_quoted(causes, charge.holder_op)}"
         if len(own) and np.median(took) > 0:
-            held += f", which takes it {float(own.max() / np.median(took)):.2f} times as long as the median rank"
+            holder_text += f", which takes it {float(own.max() / np.median(took)):.2f} times as long as the median rank"
     waiters = "ranks wait" if len(charge.ranks) > 1 else "a rank waits"
     return (
         f"Routing is skewed: some experts get more tokens than others, and {waiters} for those that hold them, longest "
-        f"rank {charge.rank} at {op_quoted(causes, charge.op)}, {format_time(charge.worst)}{held}; balanced routing "
-        "(an auxiliary loss, a capacity) would help, faster links would not."
+        f"rank {charge.rank} at {op_quoted(causes, charge.op)}, {format_time(charge.worst)}{holder_text}; "
+        "balanced routing (an auxiliary loss, a capacity) would help, faster links would not."
     )
 
 

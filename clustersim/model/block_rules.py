@@ -55,10 +55,10 @@ def _gemma4_heads(c: Config, values: Values, block: int, kind: str, makers: int)
     """Attention of one block; those behind the first ``makers`` have the keys of earlier ones."""
     kv_heads, dim, source = values.get("kv_heads") or values["heads"], values["head_dim"], "own"
     if kind == "full":
-        one = c.flag("attention_k_eq_v", False)
-        source = "keys" if one else "own"
+        keys_are_values = c.flag("attention_k_eq_v", False)
+        source = "keys" if keys_are_values else "own"
         dim = c.number("global_head_dim", 512, "the size of a head of blocks that attend to all tokens")
-        if one and c.has("num_global_key_value_heads"):
+        if keys_are_values and c.has("num_global_key_value_heads"):
             kv_heads = c.number("num_global_key_value_heads", 1, "key-value heads of those blocks")
     c.read.add("num_global_key_value_heads")
     return Heads(values["heads"], kv_heads, dim, 0, source if block < makers else "earlier")
@@ -86,7 +86,7 @@ def mimo_v2(c: Config, values: Values) -> None:
     pattern = c.listed("hybrid_layer_pattern", "0 for a block that attends to all tokens, 1 for one with a window")
     if pattern:
         full = [not windowed for windowed in _truths(c, "hybrid_layer_pattern", pattern, layers)]
-    kinds = _kinds(c, values, ["full" if there else "sliding" for there in full])
+    kinds = _kinds(c, values, ["full" if is_full else "sliding" for is_full in full])
     heads, kv_heads = values["heads"], values.get("kv_heads") or values["heads"]
     usual = {"heads": heads, "kv_heads": kv_heads, "head_dim": values["head_dim"]}
     usual["value_size"] = c.number("v_head_dim", values["head_dim"], "elements of a head's value")
@@ -111,8 +111,8 @@ def _mimo_experts(c: Config, values: Values) -> None:
     """Blocks with experts: a truth value for each (``moe_layer_freq``), all but the first by default."""
     layers = values["layers"]
     sparse = c.listed("moe_layer_freq", "1 for each block with experts")
-    there = _truths(c, "moe_layer_freq", sparse, layers) if sparse else [i > 0 for i in range(layers)]
-    _mlp_words(c, values, there, told=not sparse)
+    sparse_blocks = _truths(c, "moe_layer_freq", sparse, layers) if sparse else [i > 0 for i in range(layers)]
+    _mlp_words(c, values, sparse_blocks, told=not sparse)
     if c.has("n_shared_experts"):
         raise ModelError(
             f"{c.where}: 'n_shared_experts' = {c.data['n_shared_experts']!r} is not described; only null is"
@@ -151,8 +151,8 @@ def minimax_m3(c: Config, values: Values) -> None:
         raise ModelError(f"{table.where}: 'use_sparse_attention' = false is not described; leave the whole table out")
     values["mixers"] = shortest(kinds)
     freq = c.listed("moe_layer_freq", "1 for each block with experts")
-    there = _truths(c, "moe_layer_freq", freq, layers) if freq else [True] * layers
-    _mlp_words(c, values, there, told=not freq)
+    sparse_blocks = _truths(c, "moe_layer_freq", freq, layers) if freq else [True] * layers
+    _mlp_words(c, values, sparse_blocks, told=not freq)
     _refuse_others(c, {"n_shared_experts": (1, None), "attention_output_gate": (False, None)})
     if c.data.get("moe_intermediate_size") not in {None, values["experts.width"]}:
         raise ModelError(
@@ -182,12 +182,14 @@ def minimax_tower(c: Config, values: Values) -> None:
     values["patches.image"] = 448
 
 
-def _mlp_words(c: Config, values: Values, there: list[bool], *, told: bool) -> None:
-    """Which blocks have experts, by words where the config has them; else as ``there`` says, which is ``told``."""
+def _mlp_words(c: Config, values: Values, sparse_blocks: list[bool], *, told: bool) -> None:
+    """Which blocks have experts, by words where the config has them; else by ``sparse_blocks``, which is ``told``."""
     mlps = worded(c, "mlp_layer_types", MLP_WORDS, values["layers"])
     if told and not mlps:
-        c.defaults["mlp_layer_types"] = list(shortest(["sparse" if one else "dense" for one in there]))
-    values["mlps"] = shortest(mlps or ["experts" if one else "dense" for one in there])
+        c.defaults["mlp_layer_types"] = list(
+            shortest(["sparse" if is_sparse else "dense" for is_sparse in sparse_blocks])
+        )
+    values["mlps"] = shortest(mlps or ["experts" if is_sparse else "dense" for is_sparse in sparse_blocks])
 
 
 def _truths(c: Config, field: str, listed: list[Any], layers: int) -> list[bool]:
@@ -218,10 +220,10 @@ def searched(c: Config, values: Values) -> None:
         kinds.append(f"{'full' if attends else 'none'}/{'dense' if computes else 'none'}")
         heads.append(_searched_heads(parts["attention"], values) if attends else None)
         widths.append(_searched_width(parts["ffn"], values["d_model"]) if computes else 0)
-    usual = next((one for one in heads if one), None)
+    usual = next((own for own in heads if own), None)
     if usual is None or not any(widths):
         raise ModelError(f"{c.where}: 'block_configs' has no block with attention, or none with an MLP")
-    values |= as_blocks(kinds) | {"widths": tuple(widths), "heads_of": shortest([one or usual for one in heads])}
+    values |= as_blocks(kinds) | {"widths": tuple(widths), "heads_of": shortest([own or usual for own in heads])}
     values |= {"kv_heads": usual.kv_heads, "d_ff": max(widths)}
 
 

@@ -176,7 +176,7 @@ def _type(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.LiteralType):
         return ", ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in kind.values)
     if isinstance(kind, inspect.CustomType):
-        return str(getattr(kind.cls, "what", "text"))
+        return str(getattr(kind.cls, "kind_text", "text"))
     if isinstance(kind, inspect.ListType | inspect.VarTupleType):
         return f"list of {_type(kind.item_type)}"
     if isinstance(kind, inspect.TupleType):

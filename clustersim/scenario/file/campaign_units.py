@@ -24,7 +24,7 @@ class Rate(float):
     of : one of :data:`UNITS`. text : as it was written.
     """
 
-    what = "rate of failure"
+    kind_text = "rate of failure"
     example = "a rate with its unit: '6.5 per 1000 node-days', '1 per week'"
     of: str
     text: str
@@ -63,7 +63,7 @@ class Duration(float):
     law : ``fixed``, ``exponential`` or ``lognormal``. sigma : of the logarithm.
     """
 
-    what = "time with unit, or law"
+    kind_text = "time with unit, or law"
     example = "a time with its unit: '10 min', or {mean = '30 min', median = '10 min'}"
     law: str = "fixed"
     sigma: float
@@ -114,7 +114,7 @@ class Every(float):
     unit : ``time`` (the value is seconds), ``steps``, or ``best`` (the value is nothing).
     """
 
-    what = "time, steps or best"
+    kind_text = "time, steps or best"
     example = "'30 min', '100 steps' or 'best'"
     unit: str
 

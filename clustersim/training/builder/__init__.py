@@ -23,7 +23,7 @@ from clustersim.training.strategies import base
 from clustersim.training.strategies.walk import Hooks, Lay, RankWalk
 
 MakeReplicas = Callable[[StageOps, Stage, int], Hooks]
-"""``(here, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
+"""``(stage ops, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ def _repeated(recipe: StepRecipe, laid: StageLay, hooks: Hooks) -> RepeatedPasse
         again = (action.microbatch, action.chunk) in laid.stage.repeated
         return (action.kind, action.chunk, again) if hooks.quiet(action.chunk, last=last) else None
 
-    return RepeatedPasses(laid.here.ops, alike)
+    return RepeatedPasses(laid.stage_ops.ops, alike)
 
 
 def _lay(recipe: StepRecipe, laid: StageLay, hooks: Hooks, rank: int) -> Lay:

@@ -58,7 +58,7 @@ class JoinedPass(msgspec.Struct, frozen=True):
         if self.busy():
             return self.laid(place, action, part)
         chunk = self.laid.stage.of(action.microbatch, place[0])
-        ops = self.laid.here.ops
+        ops = self.laid.stage_ops.ops
         if place[1] == (len(chunk.layers) - 1 if action.kind == "F" else 0):
             spent = self.known[what(chunk, action.kind)]
             label = Label("", action.kind, action.microbatch, action.chunk)

@@ -89,7 +89,7 @@ class ReplicatedHooks:
         reduced.
     """
 
-    here: StageOps
+    stage_ops: StageOps
     stage: Stage
     stage_index: int
     config: ReplicaConfig
@@ -116,7 +116,7 @@ class ReplicatedHooks:
             return None
         if buckets := self.config.parallel.ddp_num_buckets:
             return sum(self._sizes) // buckets
-        return self.config.parallel.ddp_bucket_size or max(40e6, 1e6 * self.here.mesh.size(*DENSE))
+        return self.config.parallel.ddp_bucket_size or max(40e6, 1e6 * self.stage_ops.mesh.size(*DENSE))
 
     def busy(self) -> bool:
         """Whether parameters or gradients may be on their way while the pass runs that :meth:`around` is in."""
@@ -141,7 +141,7 @@ class ReplicatedHooks:
         of complete ones is reduced at once, where that is overlapped."""
         chunk, layer = place
         if action.kind == "F":
-            self.here.ops.waits = (*self.here.ops.waits, *self._gathered.pop(chunk, ()))
+            self.stage_ops.ops.waits = (*self.stage_ops.ops.waits, *self._gathered.pop(chunk, ()))
         self._last = last
         yield WHOLE
         if self.config.accumulated and layer == 0 and action.kind in "BW":
@@ -165,8 +165,8 @@ class ReplicatedHooks:
     def _accumulate(self, chunk: int) -> None:
         """One pass over the chunk's gradients: layers' own would be as long, and many more ops."""
         nbytes = self._sizes[chunk] * self.config.accumulated
-        ops = self.here.ops
-        seconds = nbytes / self.here.rate
+        ops = self.stage_ops.ops
+        seconds = nbytes / self.stage_ops.rate
         after = (ops.kernel,) if ops.kernel >= 0 else ()
         ops.kernel = ops.compute("accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes)
 
@@ -175,12 +175,12 @@ class ReplicatedHooks:
         for bucket in self.buckets:
             if bucket.reduced < 0:
                 self._reduce(bucket)
-        after = tuple(bucket.reduced for bucket in self.buckets) or (self.here.ops.kernel,)
+        after = tuple(bucket.reduced for bucket in self.buckets) or (self.stage_ops.ops.kernel,)
         dtype = self.config.grad_dtype
-        after = shared_gradients(self.here, self.stage, self.tied, dtype, after)
+        after = shared_gradients(self.stage_ops, self.stage, self.tied, dtype, after)
         if self.config.clip:
             nbytes = float(self._updated() * DTYPE_BYTES[dtype])
-            after = clip(self.here, nbytes, after, barrier=not self.config.parallel.optimizer_post_validation)
+            after = clip(self.stage_ops, nbytes, after, barrier=not self.config.parallel.optimizer_post_validation)
         self._update(after)
 
     def _reduce(self, bucket: GradientBucket) -> None:
@@ -188,15 +188,15 @@ class ReplicatedHooks:
         nbytes = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype])
         dtype = self.config.grad_dtype
         dims = self._sharing(bucket)
-        after = self.here.collective(kind, bucket.name, nbytes, dtype, dims, (self.here.ops.kernel,))
+        after = self.stage_ops.collective(kind, bucket.name, nbytes, dtype, dims, (self.stage_ops.ops.kernel,))
         if dims != bucket.dims:  # each instance's shards are summed over instances
-            share = nbytes / self.here.mesh.size(*dims)
-            after = self.here.collective("all_reduce", bucket.name, share, dtype, INSTANCES, after)
+            share = nbytes / self.stage_ops.mesh.size(*dims)
+            after = self.stage_ops.collective("all_reduce", bucket.name, share, dtype, INSTANCES, after)
         bucket.reduced = after[0]
 
     def _sharing(self, bucket: GradientBucket) -> tuple[str, ...]:
         """Dimensions a bucket is reduced over at once: of an instance, where the optimizer has several."""
-        several = self.config.distributed and self.here.mesh.size(*INSTANCES) > 1
+        several = self.config.distributed and self.stage_ops.mesh.size(*INSTANCES) > 1
         return SHARD if several and bucket.dims == DENSE else bucket.dims
 
     def _updated(self) -> float:
@@ -205,7 +205,7 @@ class ReplicatedHooks:
         expert = float(self.stage.expert_trained)
         if not self.config.distributed:
             return dense + expert
-        size = self.here.mesh.size
+        size = self.stage_ops.mesh.size
         return dense / size(*SHARD) + (expert / size(*EXPERT) if expert else 0.0)
 
     def _update(self, after: tuple[int, ...]) -> None:
@@ -213,8 +213,8 @@ class ReplicatedHooks:
         tensors = (
             1 if self.config.distributed else sum(not t.frozen for layer in self.stage.layers for t in layer.tensors)
         )
-        seconds = self.here.cost.update(numel, tensors) + self.config.copies * numel / self.here.rate
-        self.here.ops.kernel = self.here.ops.compute("optimizer", seconds, "optimizer", after=after)
+        seconds = self.stage_ops.cost.update(numel, tensors) + self.config.copies * numel / self.stage_ops.rate
+        self.stage_ops.ops.kernel = self.stage_ops.ops.compute("optimizer", seconds, "optimizer", after=after)
         if self.config.distributed:
             self._gather()
 
@@ -223,13 +223,16 @@ class ReplicatedHooks:
         for bucket in self.buckets:
             nbytes = float(bucket.numel * DTYPE_BYTES[self.config.param_dtype])
             name = f"parameters {bucket.name}"
-            kernel = (self.here.ops.kernel,)
+            kernel = (self.stage_ops.ops.kernel,)
             dtype = self.config.param_dtype
-            done = self.here.collective("all_gather", name, nbytes, dtype, self._sharing(bucket), kernel)
+            done = self.stage_ops.collective("all_gather", name, nbytes, dtype, self._sharing(bucket), kernel)
             for chunk in {c for c, _ in bucket.layers}:
                 self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
         if not self.config.parallel.overlap_param_gather:
-            self.here.ops.waits = (*self.here.ops.waits, *(op for waits in self._gathered.values() for op in waits))
+            self.stage_ops.ops.waits = (
+                *self.stage_ops.ops.waits,
+                *(op for waits in self._gathered.values() for op in waits),
+            )
             self._gathered.clear()
 
 

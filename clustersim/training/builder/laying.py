@@ -36,7 +36,7 @@ class HostCalls(msgspec.Struct):
     last. after : what the host waits for next.
     """
 
-    here: StageOps
+    stage_ops: StageOps
     op: Compute | None
     seconds: Iterator[float]
     after: tuple[int, ...] = ()
@@ -48,13 +48,13 @@ class HostCalls(msgspec.Struct):
             return ()
         op = msgspec.structs.replace(self.op, duration=seconds, after=self.after)
         self.after = ()
-        return (self.here.ops.add(op),)
+        return (self.stage_ops.ops.add(op),)
 
 
 class StageLay(msgspec.Struct, frozen=True):
     """Local layers of one stage as ops: :data:`clustersim.training.strategies.walk.Lay`."""
 
-    here: StageOps
+    stage_ops: StageOps
     stage: Stage
 
     def __call__(self, place: Place, action: Action, part: LayerPart) -> Iterator[None]:
@@ -65,11 +65,11 @@ class StageLay(msgspec.Struct, frozen=True):
         A local layer is cut at its exchanges and nowhere else, so that its part is always the whole of it.
         """
         chunk, i = place
-        here = self.here
-        ops = self.here.ops
+        stage_ops = self.stage_ops
+        ops = self.stage_ops.ops
         layer = self.stage.of(action.microbatch, chunk).layers[i]
         index: dict[int, int] = {}
-        pieces, unneeded = here.runs(layer, action.kind)
+        pieces, unneeded = stage_ops.runs(layer, action.kind)
         calls = self._calls(place, action, layer)
         for piece, following in zip_longest(pieces, pieces[1:]):
             if isinstance(piece, WorkRun):
@@ -89,7 +89,7 @@ class StageLay(msgspec.Struct, frozen=True):
 
     def turns(self, place: Place, action: Action) -> int:
         """How often a layer's pass yields."""
-        pieces, _ = self.here.runs(self.stage.of(action.microbatch, place[0]).layers[place[1]], action.kind)
+        pieces, _ = self.stage_ops.runs(self.stage.of(action.microbatch, place[0]).layers[place[1]], action.kind)
         kinds = [isinstance(piece, WorkRun) for piece in pieces]
         return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
 
@@ -99,11 +99,11 @@ class StageLay(msgspec.Struct, frozen=True):
         The host comes to a pass when the one before is over and what the first kernel needs is there (it waits for
         messages, reads the loss); inside a pass it runs ahead, but where it waits for the device.
         """
-        here = self.here
-        ops = self.here.ops
+        stage_ops = self.stage_ops
+        ops = self.stage_ops.ops
         chunk = self.stage.of(action.microbatch, place[0])
-        if here.cost.host is None or not here.host_binds(chunk, action.kind):
-            return HostCalls(here, None, iter(()))
+        if stage_ops.cost.host is None or not stage_ops.host_binds(chunk, action.kind):
+            return HostCalls(stage_ops, None, iter(()))
         first = place[1] == (0 if action.kind == "F" else len(chunk.layers) - 1)
         after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ())) if first else ()
         op = Compute(
@@ -117,16 +117,16 @@ class StageLay(msgspec.Struct, frozen=True):
             label=Label(layer.name, action.kind, action.microbatch, action.chunk),
             paced=False,
         )
-        return HostCalls(here, op, iter(here.host_seconds(layer, action.kind)), after)
+        return HostCalls(stage_ops, op, iter(stage_ops.host_seconds(layer, action.kind)), after)
 
     def _compute(self, layer: LocalLayer, action: Action, run: WorkRun, after: tuple[int, ...]) -> int:
-        here = self.here
-        ops = self.here.ops
-        spent = here.price(layer, run)
+        stage_ops = self.stage_ops
+        ops = self.stage_ops.ops
+        spent = stage_ops.price(layer, run)
         phase = "forward" if action.kind == "F" else "backward"
         label = Label(layer.name, "R" if run.part == "R" else action.kind, action.microbatch, action.chunk)
         name = f"{_SHORT[action.kind]} {layer.name}{' ' + run.name if run.name else ''}"
-        seconds = spent.seconds * here.load(layer) if run.name == EXPERTS else spent.seconds
+        seconds = spent.seconds * stage_ops.load(layer) if run.name == EXPERTS else spent.seconds
         op = Compute(
             name,
             seconds,
@@ -144,11 +144,11 @@ class StageLay(msgspec.Struct, frozen=True):
 
     def _exchange(self, layer: LocalLayer, action: Action, exchange: Exchange, after: tuple[int, ...]) -> int:
         """An exchange always follows the kernel listed before it: its data, or its place in the host's order."""
-        here = self.here
-        ops = self.here.ops
-        dtype = exchange.dtype or here.dtype
+        stage_ops = self.stage_ops
+        ops = self.stage_ops.ops
+        dtype = exchange.dtype or stage_ops.dtype
         nbytes = float(
-            exchange.elements * DTYPE_BYTES[dtype] * (here.cost.micro_batch_size if exchange.per_sample else 1)
+            exchange.elements * DTYPE_BYTES[dtype] * (stage_ops.cost.micro_batch_size if exchange.per_sample else 1)
         )
         dim = exchange.communicator or "-".join(exchange.dims)
         label = Label(layer.name, action.kind, action.microbatch, action.chunk, "-".join(exchange.dims))
@@ -159,13 +159,15 @@ class StageLay(msgspec.Struct, frozen=True):
             tag = f"{dim} ring"
             # Two streams, since a rank sends and receives at once; whoever waits needs what has come, and the buffer
             # free.
-            sent = Send(name, nbytes, here.ring(exchange.dims, True), f"{dim} send", after, tag, step=step, label=label)
+            sent = Send(
+                name, nbytes, stage_ops.ring(exchange.dims, True), f"{dim} send", after, tag, step=step, label=label
+            )
             ops.add(sent)
             came = Recv(
-                name, nbytes, here.ring(exchange.dims, False), f"{dim} recv", after, tag, step=step, label=label
+                name, nbytes, stage_ops.ring(exchange.dims, False), f"{dim} recv", after, tag, step=step, label=label
             )
             return ops.add(came)
-        groups = here.groups(exchange.dims)
+        groups = stage_ops.groups(exchange.dims)
         copies = exchange.kind == "copies"
         return ops.add(
             Collective(

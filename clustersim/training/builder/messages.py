@@ -198,7 +198,7 @@ class StageMessages:
         the tensors (Megatron-LM p2p_communication.py ``_communicate_shapes``).
     """
 
-    here: StageOps
+    stage_ops: StageOps
     route: Route
     order: InitVar[Order]
     mode: InitVar[str]
@@ -222,7 +222,7 @@ class StageMessages:
                 self._read(tuple(self._transfer(transfer, shape=True) for transfer in call.transfers))
             done = tuple(self._transfer(transfer) for transfer in call.transfers)
             if call.waited:
-                self.here.ops.waits = (*self.here.ops.waits, *done)
+                self.stage_ops.ops.waits = (*self.stage_ops.ops.waits, *done)
                 continue
             for transfer, op in zip(call.transfers, done, strict=True):
                 if not transfer.sends:
@@ -230,15 +230,15 @@ class StageMessages:
 
     def _read(self, shapes: tuple[int, ...]) -> None:
         """The host waits for the device, and for shapes."""
-        ops = self.here.ops
-        cost = self.here.cost.work((((READ,), "F"),), dense=False)
+        ops = self.stage_ops.ops
+        cost = self.stage_ops.cost.work((((READ,), "F"),), dense=False)
         after, ops.waits = (*ops.waits, *shapes), ()
         ops.kernel = ops.compute("read shapes", cost.seconds, "other", "host", after=after)
 
     def _transfer(self, transfer: Transfer, *, shape: bool = False) -> int:
         """A send follows the kernel that made its data, and whatever the host waited for before it."""
-        ops = self.here.ops
-        stage_ops = self.here
+        ops = self.stage_ops.ops
+        stage_ops = self.stage_ops
         action = transfer.action
         toward = transfer.direction
         rank, border = self.route.border(action, out=transfer.sends)

@@ -46,7 +46,7 @@ class ShardHooks(Shards):
         spans = sharded.segments(len(places), wrapped)
         plan = FSDPPlan(wrapped, spans, shard, shard, stage_ops.groups(INSTANCES), last_unit(config, spans))
         super().__init__(stage_ops.ops, cost, config, plan, places)
-        self.here = stage_ops
+        self.stage_ops = stage_ops
         self.stage = stage
         self.tied = tied
         self.experts = self._experts(cost, config, places) if stage.expert_parameters else None
@@ -63,7 +63,7 @@ class ShardHooks(Shards):
             sharded.ShardUnit(f"{layer.name}.experts", (i,), layer.expert_parameters) for i, layer in layers
         )
         units = (sharded.ShardUnit("root", (), 0, is_block=False), *expert_units)
-        groups = self.here.groups(EXPERT)
+        groups = self.stage_ops.groups(EXPERT)
         spans = tuple((k, unit.layers) for k, unit in enumerate(units) if k)
         plan = FSDPPlan(units, spans, groups, groups, groups.reshape(-1, 1))
         return Shards(self.ops, cost, config, plan, places, communicator="edp")
@@ -106,11 +106,11 @@ class ShardHooks(Shards):
         ops = self.ops
         numel = self.numel + (self.experts.numel if self.experts else 0.0)
         after = (*self.reduced, *(self.experts.reduced if self.experts else ())) or (ops.kernel,)
-        after = shared_gradients(self.here, self.stage, self.tied, self.config.orig_dtype, after)
+        after = shared_gradients(self.stage_ops, self.stage, self.tied, self.config.orig_dtype, after)
         if self.config.clip_grad_norm:
-            after = clip(self.here, numel * element_bytes(self.config)[2], after)
+            after = clip(self.stage_ops, numel * element_bytes(self.config)[2], after)
         tensors = sum(len(layer.tensors) + len(layer.expert_tensors) for layer in self.stage.layers)
-        seconds = self.here.cost.update(numel, tensors)
+        seconds = self.stage_ops.cost.update(numel, tensors)
         ops.kernel = ops.compute("optimizer", seconds, "optimizer", after=after)
         self.reduced = []
         if self.experts:

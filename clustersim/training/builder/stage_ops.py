@@ -224,28 +224,28 @@ def waits_in(layer: LocalLayer) -> bool:
     return any(item.name == WAITS for item in layer.forward)
 
 
-def _joined(items: Sequence[Item], parts: str, here: StageOps) -> Iterator[WorkRun | tuple[int, Exchange]]:
+def _joined(items: Sequence[Item], parts: str, stage_ops: StageOps) -> Iterator[WorkRun | tuple[int, Exchange]]:
     """Items of these parts, works joined where nothing is waited for between them; exchanges of one rank are none."""
-    real = [not isinstance(item, Exchange) or here.groups(item.dims).shape[1] > 1 for item in items]
+    real = [not isinstance(item, Exchange) or stage_ops.groups(item.dims).shape[1] > 1 for item in items]
     awaited = {n for item in items for n in item.needs}
-    held: list[tuple[int, Work]] = []
+    joined_works: list[tuple[int, Work]] = []
     for i, item in enumerate(items):
         if item.part not in parts or not real[i]:
             continue
         if isinstance(item, Exchange):
-            if held:
-                yield _run(held, real)
-                held = []
+            if joined_works:
+                yield _run(joined_works, real)
+                joined_works = []
             yield i, item
             continue
         waits = any(real[n] and isinstance(items[n], Exchange) for n in item.needs)
-        cut = held and (waits or held[-1][0] in awaited or _apart(held[-1][1], item))
+        cut = joined_works and (waits or joined_works[-1][0] in awaited or _apart(joined_works[-1][1], item))
         if cut:
-            yield _run(held, real)
-            held = []
-        held.append((i, item))
-    if held:
-        yield _run(held, real)
+            yield _run(joined_works, real)
+            joined_works = []
+        joined_works.append((i, item))
+    if joined_works:
+        yield _run(joined_works, real)
 
 
 def _apart(one: Work, other: Work) -> bool:
@@ -255,13 +255,17 @@ def _apart(one: Work, other: Work) -> bool:
     return alone or (one.part == "R") != (other.part == "R")
 
 
-def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> WorkRun:
-    works = [work for _, work in held]
+def _run(joined_works: Sequence[tuple[int, Work]], real: Sequence[bool]) -> WorkRun:
+    works = [work for _, work in joined_works]
     names = list(dict.fromkeys(work.name for work in works))
     needs = tuple(n for work in works for n in work.needs if real[n])
     part = {frozenset("IW"): "B"}.get(frozenset(work.part for work in works), works[0].part)
     return WorkRun(
-        "+".join(names), tuple((work.kernels, work.part) for work in works), part, needs, tuple(i for i, _ in held)
+        "+".join(names),
+        tuple((work.kernels, work.part) for work in works),
+        part,
+        needs,
+        tuple(i for i, _ in joined_works),
     )
 
 

@@ -46,7 +46,7 @@ class ExpertHooks:
     """
 
     dense: Hooks
-    here: StageOps
+    stage_ops: StageOps
     stage: Stage
     config: ZeroConfig
     filled: int = field(default=0, init=False)
@@ -68,11 +68,11 @@ class ExpertHooks:
 
     def _reduce(self) -> None:
         k = len(self.reduced)
-        ops = self.here.ops
+        ops = self.stage_ops.ops
         nbytes = float(self.filled * DTYPE_BYTES[self.config.param_dtype])
         self.filled = 0
         # Copied into contiguous memory, and divided there.
-        seconds = 4.0 * nbytes / self.here.rate
+        seconds = 4.0 * nbytes / self.stage_ops.rate
         after, ops.waits = (*ops.waits, ops.kernel), ()
         copied = (ops.compute(f"fill expert bucket {k}", seconds, "gradient", after=after, nbytes=4.0 * nbytes),)
         done = self._exchange("all_reduce", f"expert bucket {k}", nbytes, copied)
@@ -81,16 +81,16 @@ class ExpertHooks:
             ops.waits = done
 
     def _exchange(self, kind: str, name: str, nbytes: float, after: tuple[int, ...]) -> tuple[int, ...]:
-        return self.here.collective(kind, name, nbytes, self.config.param_dtype, EXPERT, after)
+        return self.stage_ops.collective(kind, name, nbytes, self.config.param_dtype, EXPERT, after)
 
     def finish(self) -> None:
         """Norm and update of the dense ones, then the experts'."""
         self.dense.finish()
-        ops = self.here.ops
-        cost = self.here.cost
+        ops = self.stage_ops.ops
+        cost = self.stage_ops.cost
         size = DTYPE_BYTES[self.config.param_dtype]
-        numel = self.stage.expert_trained / self.here.groups(EXPERT).shape[1]
-        seconds = cost.update(numel, 1) + 2.0 * numel * (size + 4.0) / self.here.rate * (size < 4)
+        numel = self.stage.expert_trained / self.stage_ops.groups(EXPERT).shape[1]
+        seconds = cost.update(numel, 1) + 2.0 * numel * (size + 4.0) / self.stage_ops.rate * (size < 4)
         after, ops.waits = (*ops.waits, *self.reduced[-1:]), ()
         updated = (ops.compute("optimizer experts", seconds, "optimizer", after=after),)
         ops.waits = self._exchange("all_gather", "expert parameters", float(self.stage.expert_trained * size), updated)
