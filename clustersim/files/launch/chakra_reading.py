@@ -269,11 +269,11 @@ def _program(ranks: Mapping[int, _ChakraRank], world: int, notes: list[str]) -> 
     if len(ranks) == 1 and world > 1:
         notes.append("one rank's file: all do the same at the same time, groups alike beside its own")
     roles: list[Role] = []
-    known_ops: dict[Any, Any] = {}
+    known_groups: dict[Any, Any] = {}
     for (name, stage, serves, _), role_ranks in alike.items():
         members = np.array(role_ranks if len(ranks) > 1 else range(world), dtype=np.int64)
         ops = tuple(
-            _op([ranks[r].nodes[k] for r in role_ranks], role_ranks, members, world, known_ops)
+            _op([ranks[r].nodes[k] for r in role_ranks], role_ranks, members, world, known_groups)
             for k in range(len(ranks[role_ranks[0]].nodes))
         )
         roles.append(Role(name or f"rank {role_ranks[0]}", members, ops, stage=stage, serves=serves))
@@ -281,7 +281,7 @@ def _program(ranks: Mapping[int, _ChakraRank], world: int, notes: list[str]) -> 
     return Program(world, tuple(roles), first.overlap_slowdown, (*first.notes, *notes))
 
 
-def _op(nodes: list[_ChakraNode], role_ranks: list[int], members: Any, world: int, known_ops: dict[Any, Any]) -> Op:
+def _op(nodes: list[_ChakraNode], role_ranks: list[int], members: Any, world: int, known_groups: dict[Any, Any]) -> Op:
     node = nodes[0]
     own = nodes[0].own
     took = np.array([n.own.seconds for n in nodes])
@@ -292,29 +292,9 @@ def _op(nodes: list[_ChakraNode], role_ranks: list[int], members: Any, world: in
         )
     if own.type == "collective":
         key = tuple(n.group for n in nodes)
-        if key not in known_ops:
-            known_ops[key] = _together(list(dict.fromkeys(key)), len(nodes) < len(members), world)
-        nbytes = own.nbytes if own.nbytes >= 0 else -own.nbytes * world
-        if own.kind not in COLLECTIVES:
-            raise TraceError(f"node {node.name[:60]!r}: no collective is called {own.kind[:40]!r}")
-        return Collective(
-            node.name,
-            own.kind,
-            nbytes,
-            known_ops[key],
-            own.stream,
-            node.after,
-            own.dtype,
-            own.redop,
-            own.root,
-            own.communicator,
-            own.algorithm,
-            own.protocol,
-            own.phase,
-            own.step,
-            own.label,
-            byte_matrix(own.matrix) if own.matrix else None,
-        )
+        if key not in known_groups:
+            known_groups[key] = _together(list(dict.fromkeys(key)), len(nodes) < len(members), world)
+        return _collective(node, known_groups[key], world)
     if own.type not in ("send", "recv"):
         raise TraceError(f"node {node.name[:60]!r}: no op is called {own.type[:40]!r}")
     peer = np.array([n.peer for n in nodes], dtype=np.int64)
@@ -322,6 +302,31 @@ def _op(nodes: list[_ChakraNode], role_ranks: list[int], members: Any, world: in
         peer = (members + peer[0] - role_ranks[0]) % world if peer[0] >= 0 else np.full(world, -1, dtype=np.int64)
     return (Send if own.type == "send" else Recv)(
         node.name, own.nbytes, peer, own.stream, node.after, own.tag, own.phase, own.step, own.label
+    )
+
+
+def _collective(node: _ChakraNode, groups: Any, world: int) -> Collective:
+    """The collective of a node; ``groups`` : (groups, members). Raises :class:`TraceError` for an unknown kind."""
+    own = node.own
+    if own.kind not in COLLECTIVES:
+        raise TraceError(f"node {node.name[:60]!r}: no collective is called {own.kind[:40]!r}")
+    return Collective(
+        name=node.name,
+        kind=own.kind,
+        nbytes=own.nbytes if own.nbytes >= 0 else -own.nbytes * world,
+        groups=groups,
+        stream=own.stream,
+        after=node.after,
+        dtype=own.dtype,
+        redop=own.redop,
+        root=own.root,
+        communicator=own.communicator,
+        algorithm=own.algorithm,
+        protocol=own.protocol,
+        phase=own.phase,
+        step=own.step,
+        label=own.label,
+        matrix=byte_matrix(own.matrix) if own.matrix else None,
     )
 
 
