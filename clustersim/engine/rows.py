@@ -235,66 +235,90 @@ class _LinkNames(Sequence[str]):
 
 def infos(short: Shortened, rows: RunRows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh) -> Sequence[OpInfo]:
     """What each op was, role by role."""
-    program = short.whole
-    firsts = rows.firsts
-    details: dict[OpKey, dict[str, Any]] = {}
-    groups: dict[OpKey, list[Ints]] = {}
-    partners: dict[OpKey, set[int]] = {}
-    islands_of: dict[int, int] = {}
-    known: dict[tuple[int, int, int], dict[str, Any]] = {}  # by plans, members and islands
-    alike: dict[tuple[int, int], dict[str, Any]] = {}  # of ops that meet nowhere else, by plans and groups
-    homes = [_homes(short, r) for r in range(len(program.roles))]
+    homes = [_homes(short, r) for r in range(len(short.whole.roles))]
+    transfers = _TransferDetails(short, rows, topology, mesh)
     for site, place in _each(short, sites, homes):
+        transfers.add(site, place)
+    return _of_ops(short.whole, rows.firsts, homes, transfers.by_place())
+
+
+class _TransferDetails:
+    """What a viewer is told of the transfers of each op, site by site."""
+
+    def __init__(self, short: Shortened, rows: RunRows, topology: Topology, mesh: Mesh) -> None:
+        self._short = short
+        self._rows = rows
+        self._topology = topology
+        self._mesh = mesh
+        self._details: dict[OpKey, dict[str, Any]] = {}
+        self._groups: dict[OpKey, list[Ints]] = {}
+        self._partners: dict[OpKey, set[int]] = {}
+        self._islands: dict[int, int] = {}  # by ranks: ops share their groups
+        self._known: dict[tuple[int, int, int], dict[str, Any]] = {}  # by plans, members and islands
+        self._alike: dict[tuple[int, int], dict[str, Any]] = {}  # of ops that meet nowhere else, by plans and groups
+
+    def add(self, site: Site, place: OpKey) -> None:
+        """Of a site whose first op is at this place of the Program."""
         shape = id(site.plans), id(site.ranks)
         alone = len(site.sides) == 1 and site.sides[0].everyone
-        if alone and shape in alike:
-            details[place] = alike[shape]
-            continue
-        if site.plans.each[0].algorithm == "nvls_tree" and id(site.ranks) not in islands_of:  # ops share their groups
-            islands_of[id(site.ranks)] = n_islands(Group(topology, mesh.gpus[site.ranks[0]]))
-        kind = id(site.plans), site.ranks.shape[1], islands_of.get(id(site.ranks), 1)
-        if kind not in known:
-            known[kind] = _detail(site, kind[2])
+        if alone and shape in self._alike:
+            self._details[place] = self._alike[shape]
+            return
+        detail = self._of_site(site)
         if _is_pair(site):
-            _of_both(short, rows, site, known[kind], details)
-            continue
-        detail = known[kind].copy()
-        if alone:
-            detail |= {"n_groups": len(site.ranks), "groups": site.ranks}
-            details[place] = alike[shape] = detail
-            continue
+            self._of_both(site, detail)
+        elif alone:
+            groups = {"n_groups": len(site.ranks), "groups": site.ranks}
+            self._details[place] = self._alike[shape] = detail | groups
+        else:
+            self._of_sides(site, detail.copy())
+
+    def _of_site(self, site: Site) -> dict[str, Any]:
+        """:func:`_detail`, once for all sites of which it is the same."""
+        ranks = id(site.ranks)
+        if site.plans.each[0].algorithm == "nvls_tree" and ranks not in self._islands:
+            self._islands[ranks] = n_islands(Group(self._topology, self._mesh.gpus[site.ranks[0]]))
+        kind = id(site.plans), site.ranks.shape[1], self._islands.get(ranks, 1)
+        if kind not in self._known:
+            self._known[kind] = _detail(site, kind[2])
+        return self._known[kind]
+
+    def _of_both(self, site: Site, detail: dict[str, Any]) -> None:
+        """Of a send and its recv that meet nobody elsewhere."""
+        facts = {**detail, "n_groups": len(site.ranks), "groups": site.ranks}
+        for side, partner in (site.sides, site.sides[::-1]):
+            meets = (self._rows.row_of(partner.key),)
+            self._details[self._short.place(side.key)] = {**facts, "meets": meets}
+
+    def _of_sides(self, site: Site, detail: dict[str, Any]) -> None:
+        """Of ops that meet others, here or elsewhere."""
         for side in site.sides:
+            key = self._short.place(side.key)
             if side.lone:  # a server's op meets one client's
-                more_detail = {"groups": site.ranks[side.meeting_of], "meets": (rows.row_of(site.sides[0].key),)}
-                details[short.place(side.key)] = {**detail, "n_groups": 1, **more_detail}
+                meets = (self._rows.row_of(site.sides[0].key),)
+                self._details[key] = {**detail, "n_groups": 1, "groups": site.ranks[side.meeting_of], "meets": meets}
                 continue
-            key = short.place(side.key)
-            op_detail = details.setdefault(key, detail if len(site.sides) == 1 else detail.copy())
+            op_detail = self._details.setdefault(key, detail if len(site.sides) == 1 else detail.copy())
             op_detail["n_groups"] += len(site.ranks)
             op_detail["lower_bound"] = min(op_detail["lower_bound"], detail["lower_bound"])
-            groups.setdefault(key, []).append(site.ranks)
+            self._groups.setdefault(key, []).append(site.ranks)
             if len(site.sides) > 1:
-                partners.setdefault(key, set()).update(rows.row_of(side.key) for side in site.sides)
-    for key, group in groups.items():
-        detail = details[key]
-        detail["groups"] = group[0] if len(group) == 1 else np.concatenate(group)
-        if len(partners.get(key, ())) > 1:
-            detail["meets"] = tuple(sorted(partners[key] - {firsts[key[0]] + key[1]}))
-    return _of_ops(program, firsts, homes, details)
+                self._partners.setdefault(key, set()).update(self._rows.row_of(side.key) for side in site.sides)
+
+    def by_place(self) -> dict[OpKey, dict[str, Any]]:
+        """Of each op of the Program that has transfers; groups and partners of all its sites are put together here."""
+        for key, groups in self._groups.items():
+            detail = self._details[key]
+            detail["groups"] = groups[0] if len(groups) == 1 else np.concatenate(groups)
+            if len(self._partners.get(key, ())) > 1:
+                own = self._rows.firsts[key[0]] + key[1]
+                detail["meets"] = tuple(sorted(self._partners[key] - {own}))
+        return self._details
 
 
 def _is_pair(site: Site) -> bool:
     """Whether a send and its recv meet here alone: all ranks of both ops come."""
     return site.plans.request.kind == "send" and len(site.sides) == 2 and all(side.everyone for side in site.sides)
-
-
-def _of_both(
-    short: Shortened, rows: RunRows, site: Site, detail: dict[str, Any], details: dict[OpKey, dict[str, Any]]
-) -> None:
-    """Details of a send and its recv that meet nobody elsewhere."""
-    facts = {**detail, "n_groups": len(site.ranks), "groups": site.ranks}
-    for side, other in (site.sides, site.sides[::-1]):
-        details[short.place(side.key)] = {**facts, "meets": (rows.row_of(other.key),)}
 
 
 def _of_ops(
