@@ -162,6 +162,26 @@ def test_two_ranks_take_more_than_their_share_of_the_wire() -> None:
     assert eight == pytest.approx(2288e-6, rel=0.1)
 
 
+MULTIPROCESSORS = {
+    ("hgx-b200", "reduce_scatter", 2): 649e-6,
+    ("hgx-b200", "all_to_all", 2): 810e-6,
+    ("hgx-b200", "all_to_all", 4): 822e-6,
+    ("gb200-nvl72", "reduce_scatter", 2): 649e-6,
+    ("hgx-h800", "all_gather", 8): 2887e-6,
+    ("hgx-h800", "reduce_scatter", 8): 2968e-6,
+}
+"""Seconds of 512 MiB, of two publishers, by machine, kind and ranks."""
+
+
+@pytest.mark.parametrize(("name", "kind", "ranks"), MULTIPROCESSORS)
+def test_ends_of_a_ring_and_own_copies_are_work_of_multiprocessors_that_faster_links_do_not_shorten(
+    name: str, kind: str, ranks: int
+) -> None:
+    """A B200 has twice an H100's links and hardly more multiprocessors, an H800 less than half of its links."""
+    taken = seconds(Request(kind, 2.0**29), group(name, 1, ranks, launch="threads"))
+    assert taken == pytest.approx(MULTIPROCESSORS[name, kind, ranks], rel=0.14 if kind == "all_to_all" else 0.05)
+
+
 def test_a_protocol_that_is_unsafe_is_not_taken_across_nodes_unless_it_is_asked_for() -> None:
     """LL128 needs NVLink inside a node and a NIC near the GPU: Alps has none to NCCL before 2.27."""
     for name in ("pcie-a100", "alps-gh200"):

@@ -252,13 +252,34 @@ def start_and_end(kind: str, algorithm: str, loads: PathLoads, group: Group, cos
     """How many times longer than its bytes on the links a collective inside one NVLink domain takes.
 
     A ring's blocks begin with a send and end with a receive, one direction idle; an all_to_all copies its own part.
+    Both are work of multiprocessors that no link hides, so that they take the longer beside their links' bytes the
+    more of those a multiprocessor serves (:func:`beside_links`).
     MeasuredCollective on 2, 4 and 8 GPUs of A100, H100 and B200 nodes, in place as out of place.
     """
     if placement(group).islands > 1 or group.size < 2:
         return 1.0
     if algorithm == "ring" and kind in RINGS:
-        return 1.0 + costs.ring_ends / max(loads.steps, 1)
-    return 1.0 + costs.own_copy / (group.size - 1) if kind == "all_to_all" else 1.0
+        return 1.0 + costs.ring_ends * beside_links(group) / max(loads.steps, 1)
+    return 1.0 + costs.own_copy * beside_links(group) / (group.size - 1) if kind == "all_to_all" else 1.0
+
+
+USUAL_LINK_BYTES = 1.92
+"""Bytes of its links a clock that each multiprocessor of an A100 (1.97) and of an H100 (1.87) serves."""
+
+
+def beside_links(group: Group) -> float:
+    """How much longer than on an A100 or an H100 a multiprocessor's work takes, relative to its links' bytes.
+
+    Of a B200, whose links are twice an H100's with hardly more multiprocessors, 1.7; of an H800 0.4. Over PCIe and
+    between AMD's compute units, which are others, 1.
+    """
+    gpu = int(group.gpus[0])
+    device = group.node_type.gpu
+    egress = router(group.topology).nvlink_egress(gpu)
+    clocks = device.sms * device.clock
+    if egress == 0 or clocks == 0 or not device.sm:
+        return 1.0
+    return egress / clocks / USUAL_LINK_BYTES
 
 
 # ---- grouped sends and receives -------------------------------------------------------------------------------------

@@ -103,11 +103,14 @@ class CommunicationCosts:
     # Of a message above the transport's eager limit, which waits for its receiver.
     rendezvous: Mapping[str, float] = _table(**{name: row.rendezvous for name, row in TRANSPORTS.items()})
     # Of a step's bytes: inside a node a ring's blocks send first and receive last, with nothing in the other direction,
-    # so R ranks take R - 1 steps and this. Two ranks feel it most: 1.38 of the time of their one step.
+    # so R ranks take R - 1 steps and this. Two ranks feel it most: 1.38 of the time of their one step. Of A100 and H100:
+    # it is work of multiprocessors, and counts for more where each serves faster links (nccl_terms.beside_links).
     ring_ends: float = 0.394
     # Steps more that Simple waits for there: its first fills a slot with nothing to receive, its last empties one.
     simple_ends: float = 2.0
-    own_copy: float = 0.382  # of a peer's bytes: an all_to_all copies its own part, which crosses no link
+    own_copy: float = (
+        0.382  # of a peer's bytes: an all_to_all copies its own part, which crosses no link (as ring_ends)
+    )
     tree_share: float = 0.807
     # Of NVLink's line rate through a switch that reduces. No fitted row has it in a node of Blackwells: theirs
     # is what two clouds' published logs of eight come to, 835 GB/s of busbw (B200) and 840 (GB200, two trays) at 8 GiB.
