@@ -103,8 +103,9 @@ class CommunicationCosts:
     # Of a message above the transport's eager limit, which waits for its receiver.
     rendezvous: Mapping[str, float] = _table(**{name: row.rendezvous for name, row in TRANSPORTS.items()})
     # Of a step's bytes: inside a node a ring's blocks send first and receive last, with nothing in the other direction,
-    # so R ranks take R - 1 steps and this. Two ranks feel it most: 1.38 of the time of their one step. Of A100 and H100:
-    # it is work of multiprocessors, and counts for more where each serves faster links (nccl_terms.beside_links).
+    # so R ranks take R - 1 steps and this. Two ranks feel it most: 1.38 of the time of their one step. It is work of
+    # multiprocessors, of an A100's or an H100's; it counts for more where each serves faster links
+    # (nccl_terms.beside_links).
     ring_ends: float = 0.394
     # Steps more that Simple waits for there: its first fills a slot with nothing to receive, its last empties one.
     simple_ends: float = 2.0
