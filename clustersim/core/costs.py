@@ -109,9 +109,7 @@ class CommunicationCosts:
     ring_ends: float = 0.394
     # Steps more that Simple waits for there: its first fills a slot with nothing to receive, its last empties one.
     simple_ends: float = 2.0
-    own_copy: float = (
-        0.382  # of a peer's bytes: an all_to_all copies its own part, which crosses no link (as ring_ends)
-    )
+    own_copy: float = 0.382  # of a peer's bytes, as ring_ends: an all_to_all copies its own part, which crosses no link
     tree_share: float = 0.807
     # Of NVLink's line rate through a switch that reduces. No fitted row has it in a node of Blackwells: theirs
     # is what two clouds' published logs of eight come to, 835 GB/s of busbw (B200) and 840 (GB200, two trays) at 8 GiB.
