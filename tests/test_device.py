@@ -201,3 +201,17 @@ def test_every_gpu_a_measurement_table_names_is_known(table: str) -> None:
     unnamed = {text for text in texts if not text or "not " in text}
     for text in texts - unnamed:
         assert device_from_text(text).name in devices()
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared measurements are not beside the project")
+def test_a_gpu_whose_best_products_somebody_searched_for_reaches_them() -> None:
+    """ml-engineering's search over shapes: MI325X and MI355X were estimated from MI300X, B300 from B200."""
+    with open(SHARED / "compute_facts.csv", newline="") as file:
+        best = [row for row in csv.DictReader(file) if row["quantity"].startswith("best achievable matmul")]
+    rows = [row for row in best if "Gaudi" not in row["device"]]
+    assert len(rows) == 16
+    for row in rows:
+        gpu = device_from_text(row["device"].replace(" SXM", ""))
+        dtype = row["dtype"].split("_")[0]
+        assert gpu.peak[dtype] * gpu.matmul[dtype].value == pytest.approx(1e12 * float(row["value"]), rel=0.011), row
+        assert not gpu.matmul[dtype].estimated, row
