@@ -119,7 +119,8 @@ def widths_of(made: CollectiveRanges, size: str, names: Sequence[str]) -> list[f
 def traits_of(row: PredictedRow, well_known: Collection[str]) -> tuple[str, ...]:
     """Of a row of a table."""
     net = fabrics.load(row.cells["topology"], nodes=1).node_types[0].net
-    return traits(row.cells["collective"], int(row.cells["nodes"]), net, well_known)
+    cells = row.cells
+    return traits(cells["collective"], float(cells["size_bytes"]), int(cells["nodes"]), net, well_known)
 
 
 def _scaled(far: Sequence[tuple[str, float]], chosen: Sequence[int], by: Sequence[float]) -> dict[str, np.ndarray]:

@@ -118,30 +118,36 @@ def test_a_range_goes_by_what_is_known_of_the_machine(nbytes):
 
 
 def test_ranges_of_collectives_hold_of_operators_left_out_in_every_class():
-    """A class is a size, a place or a family of kinds that four operators and more measured.
+    """A class is a size, a place, a place in a size, or a family of kinds that four operators and more measured.
 
-    A third of all operators is left out at a time.
+    A third of all operators is left out at a time, and each counts the same, as where ranges are made. Small messages
+    over transports of few operators had the factor of large ones, and ranges 3 times the prediction that held 98 %.
     """
     rows = predicted(validate_nccl(*(command.TABLES / name for name in command.COLLECTIVES)).rows)
     assert all(row.p50 < row.p90 for row in rows)
     operators = sorted({command.operator(row) for row in rows})
-    within: dict[str, list[tuple[bool, ...]]] = {}
-    measured_by: dict[str, set[str]] = {}
+    within: dict[str, dict[str, list[tuple[bool, ...]]]] = {}
     for part in range(3):
         out = set(operators[part::3])
         made = command.collectives([row for row in rows if command.operator(row) not in out], ["ib"])
         for row in (row for row in rows if command.operator(row) in out):
             size = ranges.size_class(float(row.cells["size_bytes"]))
-            names = command.traits_of(row, ["ib"])
-            widths = command.widths_of(made, size, names)
-            for name in (size, *names):
-                within.setdefault(name, []).append(tuple(abs(row.measured / row.predicted - 1.0) <= w for w in widths))
-                measured_by.setdefault(name, set()).add(command.operator(row))
-    shares = {name: np.mean(held, axis=0) for name, held in within.items() if len(measured_by[name]) >= 4}
-    assert len(shares) == 9
+            traits = command.traits_of(row, ["ib"])
+            far = abs(row.measured / row.predicted - 1.0)
+            holds = tuple(far <= width for width in command.widths_of(made, size, traits))
+            for name in (size, *traits, f"{traits[0]} in {size}"):
+                within.setdefault(name, {}).setdefault(command.operator(row), []).append(holds)
+    shares = {
+        name: np.mean([np.mean(holds, axis=0) for holds in by_operator.values()], axis=0)
+        for name, by_operator in within.items()
+        if len(by_operator) >= 4
+    }
+    places = {name: share for name, share in shares.items() if " in " in name}
+    assert len(places) == 9
     for name, (half, most) in shares.items():
-        assert 0.45 <= half <= 0.65, name
-        assert 0.85 <= most <= 0.955, name
+        assert 0.44 <= half <= 0.6, name
+        assert 0.83 <= most <= 0.955, name
+    assert 0.88 <= np.mean([most for _, most in places.values()]) <= 0.92
 
 
 def test_how_far_logs_are_off_is_what_the_table_of_the_readme_says():

@@ -65,14 +65,15 @@ CLOSENESS = ("published", "similar", "new")
 """Of a machine without numbers of its own: the surest first."""
 
 
-def traits(kind: str, nodes: int, net: str, well_known: Collection[str]) -> tuple[str, ...]:
-    """What makes a collective surer or less sure than others of its size: the family of its kind (``rings``,
-    ``rooted``, ``direct``), whether it stays inside a node, and else whether its transport is one of the well known,
-    which many operators measured, and whether its nodes are many."""
+def traits(kind: str, nbytes: float, nodes: int, net: str, well_known: Collection[str]) -> tuple[str, ...]:
+    """What makes a collective surer or less sure than others of its size: whether it stays inside a node, and else
+    whether its transport is one of the well known, which many operators measured, and whether its nodes are many; the
+    same place in its class of sizes alone, since hosts are unlike in small messages and networks in large ones; and
+    the family of its kind (``rings``, ``rooted``, ``direct``)."""
     place = "one node" if nodes <= 1 else net if net in well_known else "other transport"
     many = (MANY,) if nodes > FEW_NODES else ()
     family = next((name for name, kinds in _FAMILIES.items() if kind in kinds), "direct")
-    return (place, *many, family)
+    return (place, f"{place}, {size_class(nbytes)}", *many, family)
 
 
 def of_collective(
@@ -99,7 +100,7 @@ def of_collective(
         is_published = topology.name in data["platforms"]
         is_known = count <= 1 or net in data["transports"]
         names += CLOSENESS[: 1 if is_published else 2 if is_known else 3]
-    of_kind = traits(kind, count, net, data["well_known"])
+    of_kind = traits(kind, nbytes, count, net, data["well_known"])
     ranges = [_widened(data[name], size_class(nbytes), of_kind, name) for name in names]
     p50 = max(around.p50 for around in ranges)
     p90 = max(around.p90 for around in ranges)
