@@ -215,3 +215,17 @@ def test_a_gpu_whose_best_products_somebody_searched_for_reaches_them() -> None:
         dtype = row["dtype"].split("_")[0]
         assert gpu.peak[dtype] * gpu.matmul[dtype].value == pytest.approx(1e12 * float(row["value"]), rel=0.011), row
         assert not gpu.matmul[dtype].estimated, row
+
+
+def test_a_gpu_that_is_held_below_what_its_power_allows_reaches_its_peak() -> None:
+    """Half of the 16-bit rate that its SMs and clock give, as a GeForce has, needs no more watts than it has."""
+    held = {}
+    for gpu in devices().values():
+        entry = _inherit(gpu.name, data_table("devices")["device"])
+        family = data_table("devices")["family"][entry["family"]]
+        if family.get("fp32_a_clock") and "clock" in entry and gpu.sm in {86, 89, 120}:
+            held[gpu.name] = gpu.peak["fp16"] / (gpu.sms * gpu.clock * family["flop_a_clock"])
+    halved = {name for name, share in held.items() if share < 0.51}
+    assert {"L40", "L20", "A10G", "RTX-4090", "RTX-3090"} <= halved
+    for name in halved:
+        assert device(name).matmul["bf16"].value >= 0.9, name
