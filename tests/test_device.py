@@ -231,9 +231,10 @@ def test_a_gpu_that_is_held_below_what_its_power_allows_reaches_its_peak() -> No
         assert device(name).matmul["bf16"].value >= 0.9, name
 
 
-def test_b300_is_what_one_was_seen_to_be_and_not_its_liquid_cooled_kin() -> None:
+def test_power_limits_are_those_that_were_seen() -> None:
     """1400 W are GB300's: an HGX board's B300 is limited to 1100 W, and large products meet that limit."""
     b300, gb300 = device("B300"), device("GB300")
     assert (b300.sms, b300.l2, b300.tdp) == (148, 126 * 2**20, 1100.0)
     assert gb300.tdp == 1400.0
+    assert device("H20").tdp == 500.0  # as nvidia-smi shows it
     assert not b300.assumed
