@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from clustersim import collectives
+from clustersim import collectives, scenario
 from clustersim.calibrate.score import scored
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
@@ -16,6 +16,7 @@ from clustersim.collectives.expert_kernels import CONSTANTS, POSTED, kernel_time
 from clustersim.core.model import Kernel
 from clustersim.core.program import ExchangeKernel
 from clustersim.model.seconds.host import POST, bookkeeping, host_level
+from clustersim.studies.what_if.folded import folded
 from clustersim.training.partition.routing import distinct
 from tests.evidence import expert_score
 from tests.test_host_calls import seconds_of
@@ -115,6 +116,38 @@ def test_hybridep_moves_tokens_as_fast_as_its_authors_measured(
     moved = 4096 * 7168 * 2 * distinct(ranks, 8 * ranks, 8)
     for kind, rate in (("dispatch", dispatch), ("combine", combine)):
         assert expert_score.kernel_seconds({**row, "kind": kind}) == pytest.approx(moved / rate / 1e9, rel=0.18)
+
+
+def _in_8_bits(**parallel: object) -> float:
+    """Seconds of a step of a mixture in MXFP8 on a node."""
+    split = {"framework": "megatron", "ep": 8, "etp": 1, "microbatches": 1, "dispatcher": "flex", **parallel}
+    model = {
+        "name": "qwen3-30b-a3b",
+        "seq_len": 4096,
+        "dtype": "fp8",
+        "float8_recipe": "mxfp8",
+        "attention": "cudnn",
+        "implementation": "fused",
+        "options": {"layers": 2, "experts_implementation": "grouped_mm"},
+    }
+    table = {
+        "cluster": {"topology": "hgx-b200", "nodes": 1},
+        "model": model,
+        "parallel": {**split, "routing": {"kind": "balanced"}},
+        "strategy": {"kind": "ddp", "framework": "megatron", "micro_batch_size": 8, "param_dtype": "bf16"},
+        "run": {"steps": 1, "jitter": 0.0},
+    }
+    return folded(scenario.from_table(table)).step_time_s
+
+
+def test_rows_that_hybridep_padded_are_not_copied_again() -> None:
+    """Transformer Engine pytorch/module/fp8_padding.py: "no padding needed"; DeepEP's permutation pads nothing."""
+    hybrid, other = (
+        {padded: _in_8_bits(flex_backend=backend, router_padding=padded) for padded in (False, True)}
+        for backend in ("hybridep", "deepep")
+    )
+    assert hybrid[False] == hybrid[True]
+    assert other[False] > other[True]
 
 
 def test_pairs_differ_in_one_choice_alone() -> None:

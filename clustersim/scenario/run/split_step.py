@@ -271,10 +271,14 @@ def _one_by_one(scenario: Scenario, parallel: ParallelConfig) -> bool:
 def _pads(scenario: Scenario, parallel: ParallelConfig) -> bool:
     """Whether a kernel of their own pads experts' rows: Megatron-Core's TEGroupedMLP does where neither the router nor
     a capacity has done so. It goes by counts that the host has read, of which a graph of the whole step knows none.
+
+    HybridEP's own permutation pads (core/transformer/moe/token_dispatcher.py, ``pad_multiple``), and rows that need no
+    more are not copied (Transformer Engine pytorch/module/fp8_padding.py: "no padding needed").
     """
     fused = parallel.framework == "megatron" and scenario.file.model.implementation == "fused"
     counted = WHOLE_STEP not in scenario.file.run.cuda_graph
-    return fused and counted and not (parallel.router_padding or parallel.pad_to_capacity)
+    padded = parallel.dispatcher == "flex" and parallel.flex_backend == "hybridep" and parallel.ep > 1
+    return fused and counted and not (padded or parallel.router_padding or parallel.pad_to_capacity)
 
 
 def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
