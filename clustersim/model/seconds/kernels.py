@@ -10,7 +10,7 @@ from clustersim.core.model import Kernel
 from clustersim.model.seconds import attention, gemm
 from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.conv import conv_parts
-from clustersim.model.seconds.float8 import forward_share, gradient_setting
+from clustersim.model.seconds.float8 import forward_share, gradient_setting, product_share
 from clustersim.model.seconds.memory_bound import memory_time
 from clustersim.model.seconds.scan import scan_parts
 
@@ -141,7 +141,7 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
     Repeated products run one after the other, or, where one launch does them all, share the SMs tile by tile: a grouped
     kernel, as CUTLASS and torch's ``_grouped_mm`` have it.
     """
-    share = _aligned(setting, kernel)
+    share = _aligned(setting, kernel) * product_share(setting)
     rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
     if kernel.repeat > 1:
         if kernel.launches > 1:
