@@ -87,10 +87,14 @@ ROUTED = frozenset(
 
 STREAMS = 4
 """That the experts of Transformer Engine's grouped product are spread over (:data:`BY_EXPERT`)."""
-BY_EXPERT = {True: 2, False: 1}
-"""Launches of Transformer Engine's grouped product for each expert, with casts to 8 bits and without: cuBLAS's products
-on four streams (common/gemm/cublaslt_gemm.cu, ``multi_stream_cublas_gemm``), and casts one by one (pytorch/csrc/
-extensions/cast.cpp, ``multi_tensor_quantize_impl``, which has a fused kernel for delayed scaling alone)."""
+BY_EXPERT = {True: 3, False: 1}
+"""Launches of Transformer Engine's grouped product for each expert, with casts to 8 bits and fewer and without: cuBLAS's
+products on four streams (common/gemm/cublaslt_gemm.cu, ``multi_stream_cublas_gemm``), and casts one by one (pytorch/csrc/
+extensions/cast.cpp, ``multi_tensor_quantize_impl``, which has a fused kernel for delayed scaling alone).
+
+With scales, a product takes the host as long as two launches, for which cuBLASLt is asked anew each time: eight experts
+of 128 tokens take 267 us with all scales in place (NVIDIA/TransformerEngine pull request 3134, NVFP4), and a cast 16 to
+20 us on Grace (pull request 3137, MXFP8): 50 us an expert, which are three launches there."""
 
 
 def bookkeeping(*, fused: bool, balance_loss: bool) -> int:

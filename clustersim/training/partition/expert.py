@@ -177,8 +177,10 @@ def expert_nodes(
     )
     beside = parallel.shared_expert_overlap and bool(shared)
     again: Nodes = ()
-    if inside["expert_activation"].n and parallel.framework == "megatron":
-        inside = clamped(inside)
+    if parallel.framework == "megatron":
+        inside["expert_activation"] = weighted_activation(inside)
+        if inside["expert_activation"].n:
+            inside = clamped(inside)
     if "moe_act" in modules:
         down = inside["expert_down"]
         again = (RebuiltNorm("experts", inside["expert_activation"], down.saved),)
@@ -195,6 +197,24 @@ def expert_nodes(
 
 OFFSET = "await_offset"
 """The copy of a number to the device behind the clamps, for which PyTorch's ``torch.tensor`` lets the host wait."""
+
+
+def weighted_activation(inside: dict[str, Kernel]) -> Kernel:
+    """The activation of experts, which weights each token's row by its probability.
+
+    Backward sums over a row for the weight's gradient, in a kernel of its own that reads again what the activation's
+    backward reads: a row's sum has half as many elements as the gradient of gate and up, so that PyTorch's compiler
+    makes two kernels (Megatron-LM core/fusions/fused_bias_swiglu.py, ``weighted_swiglu_back``).
+    """
+    kernel = inside["expert_activation"]
+    down = inside["expert_down"]
+    widths = 2 if "expert_gate" in inside else 1
+    read_again = (widths + 1) * down.flops / (2.0 * down.n)
+    return replace(
+        kernel,
+        backward_nbytes=kernel.backward_nbytes + read_again,
+        backward_launches=kernel.backward_launches + 1,
+    )
 
 
 def clamped(inside: dict[str, Kernel]) -> dict[str, Kernel]:
