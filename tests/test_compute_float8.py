@@ -23,7 +23,7 @@ from clustersim.model.seconds.float8 import (
 )
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.casts import stream_seconds
-from clustersim.model.seconds.kernels import launches, spent
+from clustersim.model.seconds.kernels import launches, parts, spent
 from clustersim.model.seconds.price import in_recipe, price
 from clustersim.training.partition.recompute import input_dropped
 
@@ -197,6 +197,29 @@ def test_casts_to_mxfp8_take_as_long_as_transformer_engines_kernel_was_timed() -
     blocks = setting(gpu, Execution("fp8", "fp8", float8_recipe="mxfp8"))
     assert cast_seconds(blocks, linear, 1, "F") == pytest.approx(52.3e-6, rel=0.05)
     assert cast_seconds(blocks, linear, 1, "I") == pytest.approx(52.3e-6, rel=0.05)
+
+
+TIMED_LAYER = {"bf16": 13.102, "tensorwise": 6.812, "mxfp8": 7.161}
+"""Milliseconds of a layer's twelve products on B300, operands cast before: 15,872 tokens, widths of 4,096 and 16,384
+(NVIDIA/TransformerEngine docs/examples/gemm_profiling/gemm_profiling.rst)."""
+
+
+def _layer_of_products(recipe: str) -> float:
+    """Milliseconds of those products."""
+    gpu = device("B300")
+    how = Execution("bf16", "bf16") if recipe == "bf16" else Execution("fp8", "bf16", float8_recipe=recipe)
+    setting_of = setting(gpu, how)
+    sizes = [(4096, 12288), (4096, 4096), (4096, 16384), (16384, 4096)]
+    layer = [linear("up", 15872, k, n) for k, n in sizes]
+    return 1e3 * sum(max(parts(setting_of, product, 1, part)) for product in layer for part in "FIW")
+
+
+def test_products_with_mxfp8s_scales_are_slower_than_tensorwise_ones_as_transformer_engine_timed_them() -> None:
+    ours = {recipe: _layer_of_products(recipe) for recipe in TIMED_LAYER}
+    for recipe, other in (("mxfp8", "tensorwise"), ("mxfp8", "bf16")):
+        assert ours[recipe] / ours[other] == pytest.approx(TIMED_LAYER[recipe] / TIMED_LAYER[other], rel=0.025)
+    for recipe, milliseconds in TIMED_LAYER.items():
+        assert ours[recipe] == pytest.approx(milliseconds, rel=0.12)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8"])

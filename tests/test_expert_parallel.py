@@ -232,6 +232,21 @@ def test_a_mixture_keeps_what_its_received_rows_need() -> None:
     assert wide.kept + wide.kept_for_weights == narrow.kept + narrow.kept_for_weights
 
 
+@pytest.mark.parametrize(("framework", "passes", "launched"), [("megatron", 8, 2), ("torchtitan", 5, 1)])
+def test_megatron_reads_gate_up_and_gradient_again_for_the_gradient_of_an_experts_weight(
+    framework: str, passes: int, launched: int
+) -> None:
+    """Megatron-LM core/fusions/fused_bias_swiglu.py, ``weighted_swiglu_back``: 2 of gate and up and 1 of the gradient
+    are read and 2 written for the one, 3 read for the other."""
+    layer = expert_layer("mixtral-8x7b", ep=8, framework=framework)
+    work = {k.name: k for w in layer.forward if isinstance(w, Work) for k in w.kernels}
+    activation = work["expert_activation"]
+    elements = 4096 * 2 * 14336
+    assert activation.nbytes == pytest.approx(3 * elements)
+    assert activation.backward_nbytes == pytest.approx(passes * elements)
+    assert activation.backward_launches == launched
+
+
 # ---- what is issued -------------------------------------------------------------------------------------------------
 
 

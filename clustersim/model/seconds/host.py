@@ -112,7 +112,8 @@ class HostLaw(msgspec.Struct, frozen=True):
     graphs : what CUDA graphs replay, as ``cuda_graph_scope`` of Megatron names it.
     layer_time : float [s], measured, of a layer's forward and backward: its calls and launches are scaled to it.
     bookkeeping : calls of a router's choice beside its own.
-    by_expert : launches for each expert of a grouped product, one of them the product's own; 0 where all are in one.
+    by_expert : launches for each expert of a grouped product, one of them a cast's where there are several; 0 where all
+        are in one.
     plain : float [s], of a linear of an adapter, which is Megatron's own where others are Transformer Engine's; of its
         other kernels, functions of a module that was called already, a part. 0 for ``call``.
     """
@@ -150,7 +151,7 @@ class HostLaw(msgspec.Struct, frozen=True):
         """Seconds [s] to call one kernel that no graph has, and no call before it."""
         launched = launches(kernel, part)
         # Gradients of weights are of tensors that were cast for those of inputs.
-        each = min(self.by_expert, 1) if part == "W" else self.by_expert
+        each = self.by_expert - (part == "W" and self.by_expert > 1)
         seconds = launched * self.launch * (each * kernel.repeat if each and grouped(kernel) else 1)
         # Autograd makes both gradients of a product in one call.
         if not launched or (part == "W" and kernel.kind == "gemm") or (name, kernel.name, part) in called:
