@@ -132,11 +132,12 @@ class TestHostLaw:
             for part in "FIW"
         }
         assert [spent[0, part] for part in "FIW"] == [1.0, 1.0, 1.0]
-        assert [spent[BY_EXPERT[False], part] for part in "FIW"] == [16.0, 16.0, 16.0]
-        assert [spent[BY_EXPERT[True], part] for part in "FIW"] == [48.0, 48.0, 32.0]
+        assert [spent[BY_EXPERT[""], part] for part in "FIW"] == [16.0, 16.0, 16.0]
+        assert [spent[BY_EXPERT["tensor"], part] for part in "FIW"] == [32.0, 32.0, 16.0]
+        assert [spent[BY_EXPERT["blocks"], part] for part in "FIW"] == [48.0, 48.0, 32.0]
         looped = replace(up, launches=16)
         assert seconds_of(HostLaw(0.0, 1.0, by_expert=1), "experts", (looped,), "F", set()) == 16.0
-        assert [host_level("megatron", "fused", cast=cast).by_expert for cast in (False, True)] == [1, 3]
+        assert [host_level("megatron", "fused", scales=scales).by_expert for scales in BY_EXPERT] == [1, 2, 3]
         assert host_level("torchtitan", "fused").by_expert == 0
 
     def test_an_expert_in_8_bits_takes_the_host_what_transformer_engines_calls_were_timed_at(self) -> None:
@@ -144,7 +145,7 @@ class TestHostLaw:
         in place; pull request 3137: a cast to MXFP8 in 16.4 to 20.0 us, on Grace."""
         up = Kernel("expert_up", "gemm", m=128, n=2048, k=2048, launches=1, cut="expert_column", repeat=8, saved=1.0)
         law = msgspec.structs.replace(
-            host_level("megatron", "fused", cast=True), call=0.0, launch=device("GB200").launch.value * PACE["grace"]
+            host_level("megatron", "fused", scales="blocks"), call=0.0, launch=device("GB200").launch.value * PACE["grace"]
         )
         product = 267e-6
         cast = 8 * 18.2e-6

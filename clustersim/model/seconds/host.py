@@ -15,7 +15,8 @@ steps ask for, and how far each publisher's steps are off with the level of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -87,14 +88,14 @@ ROUTED = frozenset(
 
 STREAMS = 4
 """That the experts of Transformer Engine's grouped product are spread over (:data:`BY_EXPERT`)."""
-BY_EXPERT = {True: 3, False: 1}
-"""Launches of Transformer Engine's grouped product for each expert, with casts to 8 bits and fewer and without: cuBLAS's
+BY_EXPERT: Mapping[str, int] = MappingProxyType({"": 1, "tensor": 2, "blocks": 3})
+"""Launches of Transformer Engine's grouped product for each expert, by what scales of 8 bits and fewer are of: cuBLAS's
 products on four streams (common/gemm/cublaslt_gemm.cu, ``multi_stream_cublas_gemm``), and casts one by one (pytorch/csrc/
 extensions/cast.cpp, ``multi_tensor_quantize_impl``, which has a fused kernel for delayed scaling alone).
 
-With scales, a product takes the host as long as two launches, for which cuBLASLt is asked anew each time: eight experts
-of 128 tokens take 267 us with all scales in place (NVIDIA/TransformerEngine pull request 3134, NVFP4), and a cast 16 to
-20 us on Grace (pull request 3137, MXFP8): 50 us an expert, which are three launches there."""
+A product with scales of blocks takes the host as long as two launches: eight experts of 128 tokens take 267 us, all
+scales in place (NVIDIA/TransformerEngine pull request 3134, NVFP4); and a cast 16 to 20 us on Grace (pull request 3137,
+MXFP8). They are 50 us an expert, three launches there."""
 
 
 def bookkeeping(*, fused: bool, balance_loss: bool) -> int:
@@ -151,7 +152,7 @@ class HostLaw(msgspec.Struct, frozen=True):
         """Seconds [s] to call one kernel that no graph has, and no call before it."""
         launched = launches(kernel, part)
         # Gradients of weights are of tensors that were cast for those of inputs.
-        each = self.by_expert - (part == "W" and self.by_expert > 1)
+        each = self.by_expert - (part == "W" and self.by_expert > BY_EXPERT[""])
         seconds = launched * self.launch * (each * kernel.repeat if each and grouped(kernel) else 1)
         # Autograd makes both gradients of a product in one call.
         if not launched or (part == "W" and kernel.kind == "gemm") or (name, kernel.name, part) in called:
@@ -204,15 +205,16 @@ def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:
     return "moe_router" in graphs and (kernel in {"norm_2", "router", "top_k"} or kernel.startswith("shared_"))
 
 
-def host_level(framework: str, implementation: str | None, *, cast: bool = False) -> HostLaw:
+def host_level(framework: str, implementation: str | None, *, scales: str = "") -> HostLaw:
     """The law of a stack on Sapphire Rapids, its launches at the device's usual cost left out: of a framework's
-    implementation, of the framework, or the prior of those that nobody has measured. ``cast`` : to 8 bits or fewer."""
+    implementation, of the framework, or the prior of those that nobody has measured. ``scales`` : of :data:`BY_EXPERT`,
+    where linears run in 8 bits or fewer."""
     table = data_table("host")
     names = (f"{framework}/{implementation}", framework, "unknown")
     name = next(name for name in names if name in table)
     level = table[name]
     joined = bool(level.get("joined"))
-    by_expert = BY_EXPERT[cast] if level.get("each_expert") else 0
+    by_expert = BY_EXPERT[scales] if level.get("each_expert") else 0
     return HostLaw(
         parse_time(level["call"]), 0.0, joined, str(level["source"]), known=name != "unknown", by_expert=by_expert
     )

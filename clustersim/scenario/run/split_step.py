@@ -17,7 +17,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model, StepCost
 from clustersim.core.program import Program
 from clustersim.core.texts import Table
-from clustersim.model.seconds.base import setting
+from clustersim.model.seconds.base import BLOCKS, setting
 from clustersim.model.seconds.host import STREAMS, HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
@@ -289,7 +289,8 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
     if parallel is None or WHOLE_STEP in graphs or gpu.arch == "cpu":
         return None
     model = scenario.file.model
-    level = host_level(parallel.framework, model.implementation, cast=model.dtype == "fp8")
+    scales = ("blocks" if model.float8_recipe in BLOCKS else "tensor") if model.dtype == "fp8" else ""
+    level = host_level(parallel.framework, model.implementation, scales=scales)
     seconds = layer_time_of(scenario)
     if not level.call and seconds is None:
         return None
@@ -298,7 +299,7 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
         level,
         call=level.call * pace * factor,
         launch=gpu.launch.value * pace,  # which has the factor in it
-        plain=min(level.call, host_level(MEGATRON, "megatron", cast=False).call) * pace * factor,
+        plain=min(level.call, host_level(MEGATRON, "megatron").call) * pace * factor,
         graphs=graphs,
         layer_time=None if seconds is None else seconds * factor,
         bookkeeping=bookkeeping(
