@@ -145,7 +145,9 @@ class TestHostLaw:
         in place; pull request 3137: a cast to MXFP8 in 16.4 to 20.0 us, on Grace."""
         up = Kernel("expert_up", "gemm", m=128, n=2048, k=2048, launches=1, cut="expert_column", repeat=8, saved=1.0)
         law = msgspec.structs.replace(
-            host_level("megatron", "fused", scales="blocks"), call=0.0, launch=device("GB200").launch.value * PACE["grace"]
+            host_level("megatron", "fused", scales="blocks"),
+            call=0.0,
+            launch=device("GB200").launch.value * PACE["grace"],
         )
         product = 267e-6
         cast = 8 * 18.2e-6

@@ -43,9 +43,9 @@ MXFP8_SHARE = 0.8
 8,192 x 8,192 elements of 16 bits in 52 us on B200, where one along rows alone takes 35 (ROCm/TransformerEngine pull
 request 598, its baseline of the CUDA kernel). The kernel of 2026-09 is not told apart."""
 MXFP8_PRODUCT = 0.95
-"""Of a tensorwise product's rate, what one with MXFP8's scales keeps, with the kernels ahead of it that bring the scales
-of both operands into the order that tensor cores read (Transformer Engine common/swizzle/swizzle.cu): 12 products of a
-5B model's layer on B300 take 7.16 ms in MXFP8 and 6.81 in FP8 with current scaling, all operands cast before
+"""Of a tensorwise product's rate, what one with MXFP8's scales keeps. The kernels ahead of it are in that, which bring
+the scales of both operands into the order that tensor cores read (Transformer Engine common/swizzle/swizzle.cu). Twelve
+products of a 5B model's layer take 7.16 ms in MXFP8 on B300, and 6.81 with one scale a tensor, all operands cast before
 (Transformer Engine docs/examples/gemm_profiling/gemm_profiling.rst)."""
 ROWWISE_FORWARD = 0.9
 """Of a tensorwise product's rate, what the rowwise kernel of forward keeps: most shapes 0.9 to 1, a few half

@@ -89,10 +89,10 @@ ROUTED = frozenset(
 STREAMS = 4
 """That the experts of Transformer Engine's grouped product are spread over (:data:`BY_EXPERT`)."""
 BY_EXPERT: Mapping[str, int] = MappingProxyType({"": 1, "tensor": 2, "blocks": 3})
-"""Launches of Transformer Engine's grouped product for each expert, by what scales of 8 bits and fewer are of: cuBLAS's
-products on four streams (common/gemm/cublaslt_gemm.cu, ``multi_stream_cublas_gemm``), and casts one by one (pytorch/csrc/
-extensions/cast.cpp, ``multi_tensor_quantize_impl``, which has a fused kernel for delayed scaling alone).
+"""Launches of Transformer Engine's grouped product for each expert, by what the scales of 8 bits and fewer are of.
 
+cuBLAS's products go on four streams (common/gemm/cublaslt_gemm.cu, ``multi_stream_cublas_gemm``), and casts one by one
+(pytorch/csrc/extensions/cast.cpp, ``multi_tensor_quantize_impl``, which has a fused kernel for delayed scaling alone).
 A product with scales of blocks takes the host as long as two launches: eight experts of 128 tokens take 267 us, all
 scales in place (NVIDIA/TransformerEngine pull request 3134, NVFP4); and a cast 16 to 20 us on Grace (pull request 3137,
 MXFP8). They are 50 us an expert, three launches there."""

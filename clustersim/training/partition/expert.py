@@ -32,6 +32,7 @@ from clustersim.training.partition.dispatch import (
     TwoHops,
     read_counts,
 )
+from clustersim.training.partition.expert_activation import OFFSET, clamped, weighted_activation
 from clustersim.training.partition.nodes import (
     TRAFFIC,
     Kernels,
@@ -193,55 +194,6 @@ def expert_nodes(
     node = ExpertExchange(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
     back: Nodes = (LocalKernels("experts", behind),) if behind else ()
     return (LocalKernels("router", first), node, *again, *back, *(() if beside else shared))
-
-
-OFFSET = "await_offset"
-"""The copy of a number to the device behind the clamps, for which PyTorch's ``torch.tensor`` lets the host wait."""
-
-
-def weighted_activation(inside: dict[str, Kernel]) -> Kernel:
-    """The activation of experts, which weights each token's row by its probability.
-
-    Backward sums over a row for the weight's gradient, in a kernel of its own that reads again what the activation's
-    backward reads: a row's sum has half as many elements as the gradient of gate and up, so that PyTorch's compiler
-    makes two kernels (Megatron-LM core/fusions/fused_bias_swiglu.py, ``weighted_swiglu_back``).
-    """
-    kernel = inside["expert_activation"]
-    down = inside["expert_down"]
-    widths = 2 if "expert_gate" in inside else 1
-    read_again = (widths + 1) * down.flops / (2.0 * down.n)
-    return replace(
-        kernel,
-        backward_nbytes=kernel.backward_nbytes + read_again,
-        backward_launches=kernel.backward_launches + 1,
-    )
-
-
-def clamped(inside: dict[str, Kernel]) -> dict[str, Kernel]:
-    """Kernels of experts whose gate and up are clamped ahead of their activation, by kernels of their own.
-
-    Megatron-LM core/fusions/fused_bias_geglu.py, ``weighted_bias_quick_geglu_impl``: both halves are clamped and joined
-    again, 16 bytes for each 16-bit element of the activation's output. Backward of a clamp writes masks and selects by
-    them, 8 bytes of the gate and 14 of the other, and joins both halves' gradients, 8 more.
-    """
-    down = inside["expert_down"]
-    elements = down.flops / (2.0 * down.n)
-    clamp = Kernel(
-        CLAMP,
-        "memory",
-        nbytes=8.0 * elements,
-        backward_nbytes=15.0 * elements,
-        launches=3,
-        backward_launches=7,
-        cut="expert",
-        saved=inside["expert_activation"].saved,
-    )
-    ordered: dict[str, Kernel] = {}
-    for name, kernel in inside.items():
-        if name == "expert_activation":
-            ordered[CLAMP] = clamp
-        ordered[name] = kernel
-    return ordered
 
 
 def router_casts(router: Kernel) -> Kernel:
