@@ -442,3 +442,17 @@ def test_megatrons_deepseek_like_test_is_read_with_latent_attention_of_its_own_h
     name, options = _sized_experts({**row, **recipe.columns})
     assert (name, recipe.mtp, options["heads"], options["kv_heads"]) == ("deepseek-v3", 1, 32, 32)
     assert (options["experts"]["shared"], options["experts"]["dense_first"]) == (1024, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "graphs"), [("GB300", ("attn", "mamba", "moe_router", "moe_preprocess")), ("H100", ())]
+)
+def test_a_row_of_nemotron_on_blackwell_that_says_nothing_of_graphs_has_its_recipes(
+    gpu: str, graphs: tuple[str, ...]
+) -> None:
+    from tests.evidence.software import recipe_of
+
+    row = {"model": "Nemotron-3-Nano", "framework": "Megatron-Bridge", "version": "26.08", "gpu": gpu}
+    recipe = recipe_of({**row, "precision_recipe": "mxfp8"})
+    assert recipe.graphs == graphs
+    assert recipe.parallel["flex_backend"] == ("hybridep" if graphs else "deepep")
