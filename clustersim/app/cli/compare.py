@@ -56,8 +56,20 @@ def _print(scenario: str, rows: list[ComparisonRow], *, split: bool) -> None:
     named = [(label_of(row.strategy, row.variant, split=split), row) for row in rows]
     console.print(number_table(title, heads, ([name, *_cells(row, split=split)] for name, row in named)))
     console.say("- B/param: bytes a parameter of model states, unsplit: rows compare where it is the same")
+    console.say(*_unlike_gradients(named))
     console.say(*_fewer_steps(rows))
     console.say(*(f"- {name}: {row.reason}" for name, row in named if row.reason))
+
+
+def _unlike_gradients(named: Sequence[tuple[str, ComparisonRow]]) -> Iterator[str]:
+    """Which rows send gradients in which dtype, where they differ: DeepSpeed's travel as its parameters are."""
+    rows_of: dict[str, list[str]] = {}
+    for name, row in named:
+        if row.gradients_in is not None and row.bytes_sent_per_gpu:
+            rows_of.setdefault(row.gradients_in, []).append(name)
+    if len(rows_of) > 1:
+        parts = "; ".join(f"{dtype} of {', '.join(names)}" for dtype, names in rows_of.items())
+        yield f"- gradients travel in {parts}: half the bytes are no merit of the strategy"
 
 
 def _fewer_steps(rows: Sequence[ComparisonRow]) -> Iterator[str]:

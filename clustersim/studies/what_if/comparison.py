@@ -98,7 +98,8 @@ class ComparisonRow(msgspec.Struct, frozen=True):
     strategy, variant : what it is. own : it is the scenario's.
     step_time_s, exposed_communication_s, exposed_transfer_s, waiting_for_peer_s, bubble_s : of a step [s], as in its
         run's summary; no bubble without a pipeline. samples_per_s : of the whole machine.
-    bytes_per_parameter : of model states, unsplit: what tells precisions apart.
+    bytes_per_parameter : of model states, unsplit: what tells precisions apart. gradients_in : the element type that
+        gradients travel in; None of a split model, whose replicas have their own.
     peak_memory_bytes, bytes_sent_per_gpu : of a GPU, in a step. fits : in its memory.
     reason : why it cannot be run, which leaves its figures None, or does not fit; empty otherwise.
     steps : how many were played, of ``steps_asked`` in the scenario: its own run is a mean over more of them where that
@@ -115,6 +116,7 @@ class ComparisonRow(msgspec.Struct, frozen=True):
     waiting_for_peer_s: float | None = None
     bubble_s: float | None = None
     bytes_per_parameter: float | None = None
+    gradients_in: str | None = None
     peak_memory_bytes: float | None = None
     bytes_sent_per_gpu: float | None = None
     fits: bool | None = None
@@ -157,6 +159,7 @@ def forms(own: Scenario, *, on_the_host: bool = False) -> list[ComparisonCase]:
         variants = dict(VARIANTS.get(kind, {"": {}})) | dict(ON_THE_HOST.get(kind, {}) if on_the_host else {})
         for variant, knobs in variants.items():
             table: Table = {**common, "kind": kind, **knobs} | _precision(kind, common, states)
+            table |= _reduction(kind, table, own.config.wire_dtype)
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
             alone = {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if STRATEGIES[kind].world_size == 1 else {}
@@ -178,6 +181,15 @@ def _precision(kind: str, common: Table, states: str) -> Table:
         config = msgspec.convert({**common, "kind": kind}, STRATEGIES[kind].config)
         return {} if config.state_dtype == "fp32" else {"param_dtype": "fp32"}
     return {"orig_dtype": dtype} if kind == "fsdp" else {}
+
+
+def _reduction(kind: str, table: Table, wire: str) -> Table:
+    """The knob with which a strategy reduces gradients in the dtype ``wire`` of the scenario's own, where it has one:
+    another dtype is twice or half the traffic, which would be taken for the strategy's."""
+    config_type = STRATEGIES[kind].config
+    if "reduce_dtype" not in config_type.__struct_fields__ or msgspec.convert(table, config_type).wire_dtype == wire:
+        return {}
+    return {"reduce_dtype": wire}
 
 
 def bytes_a_parameter(parts: ScenarioParts) -> float:
@@ -268,6 +280,9 @@ def _row(own: Scenario, form: ComparisonCase) -> ComparisonRow:
         return ComparisonRow(form.kind, form.variant, form.own, reason=told(str(error)))
     figures = {name: result.summary[name] for name in ComparisonRow.__struct_fields__ if name in result.summary}
     figures |= {"steps": other_scenario.steps, "steps_asked": own.steps}
+    parallel = other_scenario.file.parallel
+    if parallel is None or not (parallel.splits or parallel.use_distributed_optimizer):
+        figures["gradients_in"] = other_scenario.config.wire_dtype
     figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits, "bytes_per_parameter": state_bytes}
     return ComparisonRow(
         form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict)

@@ -62,6 +62,11 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """Whether optimizer or parameters live on the host."""
         return self.offloads_optimizer
 
+    @property
+    def wire_dtype(self) -> str:
+        """Element type in which gradients travel."""
+        return self.param_dtype
+
 
 def whole(model: Model, config: StrategyConfig) -> Holding:
     """What a rank keeps that has all of the model, and of its gradients, which later micro-batches add to."""
