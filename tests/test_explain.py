@@ -18,7 +18,7 @@ from clustersim.explain.knobs import KNOB_TABLE, KNOBS
 from clustersim.explain.pace import skews
 from clustersim.explain.stalls import causes, stalls
 from clustersim.explain.verdict import came_to
-from clustersim.explain.whatif import whatif
+from clustersim.explain.whatif import unused, whatif
 from clustersim.studies.what_if.otherwise import each_change
 from clustersim.studies.what_if.rerun import RERUNS, rerun_saving, step_time
 
@@ -427,3 +427,28 @@ def test_another_bucket_size_saves_no_more_than_gradients_cost():
     run = package.load("ep8_mixtral_8x7b_8x8_h100", small).run()
     (bound,) = whatif(run.timeline, knobs=("bucket size",))["saving"].tolist()
     assert bound * step_time(run.timeline) < 0.35 * run.summary["exposed_transfer_s"]
+
+
+def test_pcie_is_a_knob_of_what_crosses_it_and_of_copies_to_the_host(tmp_path):
+    """Cards without NVLink had no what-if for the one link that they have, nor had copies between host and GPU."""
+    path = tmp_path / "offloaded.toml"
+    path.write_text(
+        """
+        cluster = {topology = "pcie-rtx4090", nodes = 1, gpus_per_node = 2}
+        model = {name = "gpt2-medium", seq_len = 256}
+        run = {steps = 3}
+        [strategy]
+        kind = "zero"
+        param_dtype = "bf16"
+        zero_optimization = {stage = 2, offload_optimizer = {device = "cpu"}}
+        """
+    )
+    run = package.load(str(path)).run()
+    said = " ".join(explain(run.timeline).bounds)
+    assert "PCIe bandwidth x2" in said
+    (bound,) = whatif(run.timeline, knobs=("PCIe",))["saving"].tolist()
+    saving = rerun_saving(run.prepared, "PCIe", 2.0, step_time(run.timeline))
+    assert 0.01 < saving <= bound + 1e-9
+    assert "PCIe" not in " ".join(explain(result("why_slow_gpu").timeline).bounds)
+    alone = package.load(str(path), {"cluster.gpus_per_node": 1}).run()  # nothing but copies crosses PCIe
+    assert "PCIe" not in unused(alone.timeline)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
+COPY = "copy"
+"""What a copy between host and GPU is bound by, beside the bounds of ops."""
 _IN_NODE = re.compile(r"^node\d+/")
 
 
@@ -52,6 +54,14 @@ KNOB_TABLE = (
         "NVLink bandwidth x{factor:g}",
         widens=lambda kind, name: kind in _INSIDE,
         link_kinds=_INSIDE,
+        raises_ceiling=True,
+    ),
+    WhatIfKnob(
+        "PCIe",
+        "PCIe bandwidth x{factor:g}",
+        helps=frozenset({COPY}),
+        widens=lambda kind, name: kind == "pcie",
+        link_kinds=frozenset({"pcie"}),
         raises_ceiling=True,
     ),
     WhatIfKnob(

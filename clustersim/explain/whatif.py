@@ -7,8 +7,9 @@ takes the most favourable turn, and the real saving is at most this.
 How short an op could become, with a factor f:
 
 * ``compute speed``: kernels bound by compute or memory take 1/f. ``host speed``: launch-bound kernels and host work.
-* ``NVLink``, ``NIC``, ``fabric``: a transfer's bytes move at the rate its links would allow with those f times as wide
-  and nobody else on them, and its latency shrinks as much (part of it is filling a pipeline at that rate).
+* ``NVLink``, ``PCIe``, ``NIC``, ``fabric``: a transfer's bytes move at the rate its links would allow with those f
+  times as wide and nobody else on them, and its latency shrinks as much (part of it is filling a pipeline at that rate).
+  With ``PCIe``, copies between host and GPU take 1/f, and a parameter server may be sent to in another order.
 * ``latency``: a transfer's latency takes 1/f, its bytes what they took alone.
 * ``bucket size`` (any): gradients may travel as soon as the first are made, each transfer at its physical lower bound,
   and nothing is lost to overlap. What workers and a parameter server send each other takes no time; the server takes as
@@ -34,7 +35,7 @@ from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.graph import GraphNode, RunGraph, graph, queues
-from clustersim.explain.knobs import KNOB_NAMED, KNOBS, WIDER
+from clustersim.explain.knobs import COPY, KNOB_NAMED, KNOBS, WIDER
 from clustersim.explain.late_start import GRADIENTS, reduces
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.occupancy import stays_on_device
@@ -49,6 +50,8 @@ _ACTIVATIONS = frozenset({"TP", "CP", "EP", "PP"})
 """Dimensions that send what samples make; the others send parameters and gradients."""
 _OF_SAMPLES = frozenset({"forward", "backward"})
 """Phases whose kernels work on samples."""
+REORDERS = frozenset({"bucket size", "PCIe"})
+"""Knobs with which a server, which works in order of arrival, may have its work in another order."""
 NOTHING = 0.005
 """Shares of a step below this are called nothing."""
 PER_SAMPLE = "of the time per sample"
@@ -84,7 +87,7 @@ def whatif(
     ):
         steps = _steps(run, _KnobReplay(run, rates, knob_set, factor, peak_flops), window.steps) if knob_set else []
         for knob, step in zip(knob_set, steps, strict=True):
-            least = max(step, _serving(run, window.steps)) if knob == "bucket size" else step
+            least = max(step, _serving(run, window.steps)) if knob in REORDERS else step
             per = factor if knob == "batch" else 1.0
             saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
             rows.append((knob, factor, saving, least, _text(knob, factor, saving)))
@@ -97,14 +100,17 @@ def unused(timeline: Timeline) -> set[str]:
     """Knobs of parts that this run does not have: links that nothing crossed, buckets where no gradient is reduced, all
     of a network where nothing is sent."""
     use = timeline.links
+    bounds = {_limit_of(op) for op in timeline.ops if op.kind == "compute"}
+    copying = {knob for knob in WIDER if KNOB_NAMED[knob].helps & bounds}
     if all(op.kind == "compute" for op in timeline.ops):
-        return {*WIDER, "latency", "bucket size"}
+        return {*WIDER, "latency", "bucket size"} - copying
     without_use = set() if any(reduces(op) for op in timeline.ops) else {"bucket size"}
     if use is None or not len(use.link_kinds):
         return without_use
     crossed = {int(link) for links, _ in use.loads for link in links.tolist()}
     names = [(use.link_kinds[link], use.link_names[link]) for link in crossed]
-    return without_use | {knob for knob, widens in WIDER.items() if not any(widens(*name) for name in names)}
+    uncrossed = {knob for knob, widens in WIDER.items() if not any(widens(*name) for name in names)}
+    return without_use | (uncrossed - copying)
 
 
 def _text(knob: str, factor: float, saving: float) -> str:
@@ -147,7 +153,9 @@ class _KnobReplay:
             bound: np.array([[factor if bound in KNOB_NAMED[knob].helps else 1.0] for knob in knobs])
             for bound in {_limit_of(op) for op in run.timeline.ops}
         }
-        self._served = _served(run) if "bucket size" in knobs else set[int]()
+        served = _served(run) if REORDERS & set(knobs) else set[int]()
+        self._served = served
+        self._in_order = np.array([[0.0 if knob in REORDERS else 1.0] for knob in knobs])
         # With other kernels or buckets, or with a transfer that ends sooner, a kernel that paid for hidden
         # communication may run beside none: what one kernel lost can shrink by more than any transfer does.
         unhides = np.array([[KNOB_NAMED[knob].unhides] for knob in knobs])
@@ -160,13 +168,13 @@ class _KnobReplay:
         """(k, r) float [s] of a compute op; nan where it does not run."""
         info = self.run.timeline.ops[op]
         seconds = self.run.seconds[op]
-        if op in self._served:  # in other pieces, and so perhaps while others still come: _serving has its sum
-            return seconds * np.zeros((len(self.knobs), 1))
         column: Floats = seconds / self._faster[_limit_of(info)]
         if "batch" in self.knobs:
             column[self.knobs.index("batch")] = self._of_more_samples(info, seconds)
         lost = self.run.lost.get(op)
-        return column if lost is None else column + lost * self._kept
+        column = column if lost is None else column + lost * self._kept
+        # In other pieces or another order, a server's work may be done while more of it comes: _serving has its sum.
+        return column * self._in_order if op in self._served else column
 
     def _of_more_samples(self, info: OpInfo, seconds: Floats) -> Floats:
         """(r,) float [s] of a compute op with ``factor`` times the samples."""
@@ -296,7 +304,7 @@ def _wider(use: LinkUse, knob: str) -> Bools:
 
 def _limit_of(op: OpInfo) -> str:
     """What an op's pace is bound by: of a copy between host and GPU their links, which no faster GPU widens."""
-    return "copy" if op.phase == "memcpy" and not stays_on_device(op) else op.bound
+    return COPY if op.phase == "memcpy" and not stays_on_device(op) else op.bound
 
 
 def _early(run: RunGraph) -> list[tuple[int, ...]]:

@@ -13,18 +13,20 @@ from clustersim.collectives.base import Group, Plan, Request
 from clustersim.core.arrays import Bools
 from clustersim.core.device import Speed
 from clustersim.core.errors import ScenarioError, nearest
-from clustersim.core.program import Compute, Op, Role
+from clustersim.core.program import Compute, Op, Program, Role
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
-from clustersim.explain.knobs import KNOB_NAMED, KNOB_TABLE, WIDER
+from clustersim.explain.knobs import COPY, KNOB_NAMED, KNOB_TABLE, WIDER
 from clustersim.explain.metrics import steady_window
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Changes, Table
 from clustersim.scenario.run.altered import altered
 from clustersim.scenario.run.held import held
+from clustersim.scenario.run.hosts import host_copy_rates
 from clustersim.scenario.run.incidents import varying_of
 from clustersim.scenario.run.parts import play
 from clustersim.scenario.run.running import Prepared, prepare
+from clustersim.training.strategies.sharded import D2H_STREAM, H2D_STREAM
 
 Factors = Mapping[str, float]
 """Knob -> what it is multiplied by."""
@@ -113,7 +115,29 @@ def _wider(prepared: Prepared, knob: str, factor: float) -> float | None:
     if not links_of(prepared.topology, knob).any():
         return None
     wider = widened(prepared.topology, {knob: factor})
-    return step_time(replace(prepared, topology=wider).run().timeline)
+    program = prepared.program
+    if knob in KNOB_NAMED and COPY in KNOB_NAMED[knob].helps:
+        program = _copies_faster(prepared, wider, factor)
+    return step_time(replace(prepared, topology=wider, program=program).run().timeline)
+
+
+def _copies_faster(prepared: Prepared, wider: Topology, factor: float) -> Program:
+    """The Program with copies between host and GPU as fast as the wider machine has them: the memory behind its links
+    stays as it is. Rates that somebody wrote are ``factor`` times as high."""
+    before = prepared.cost.host_copy_rates
+    gains = (factor, factor)
+    if all(before):
+        after = host_copy_rates(wider, prepared.mesh)
+        gains = (after[0] / before[0], after[1] / before[1])
+
+    def copied(op: Op, role: Role) -> Op:
+        """An op, sooner over where the host's links hold it."""
+        if not isinstance(op, Compute) or op.phase != "memcpy" or op.stream not in {D2H_STREAM, H2D_STREAM}:
+            return op
+        gain = gains[0] if op.stream == D2H_STREAM else gains[1]
+        return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / gain)
+
+    return altered(prepared.program, copied)
 
 
 def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
@@ -181,7 +205,7 @@ def _changed(prepared: Prepared, change: Changes) -> float:
 
 
 RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
-    **{knob.name: _faster for knob in KNOB_TABLE if knob.helps},
+    **{knob.name: _faster for knob in KNOB_TABLE if knob.helps and not knob.widens},
     **dict.fromkeys(("GPU compute", "HBM", "kernels"), _another_gpu),
     **dict.fromkeys((*WIDER, *LINKS), _wider),
     "latency": _nearer,
