@@ -8,7 +8,7 @@ How short an op could become, with a factor f:
 
 * ``compute speed``: kernels bound by compute or memory take 1/f. ``host speed``: launch-bound kernels and host work.
 * ``NVLink``, ``PCIe``, ``NIC``, ``fabric``: a transfer's bytes move at the rate its links would allow with those f
-  times as wide and nobody else on them, and its latency shrinks as much (part of it is filling a pipeline at that rate).
+  times as wide and nobody else on them, and its latency shrinks as much (part of it fills a pipeline at that rate).
   With ``PCIe``, copies between host and GPU take 1/f, and a parameter server may be sent to in another order.
 * ``latency``: a transfer's latency takes 1/f, its bytes what they took alone.
 * ``bucket size`` (any): gradients may travel as soon as the first are made, each transfer at its physical lower bound,
