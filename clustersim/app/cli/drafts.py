@@ -20,6 +20,7 @@ from clustersim.app.cli.recipes import (
     batch_of,
     degrees_tried,
     kernels,
+    offload_tried,
     offloading_settings,
     own_tables,
     recipe_text,
@@ -115,8 +116,21 @@ class PlanDraft:
             "batch": tokens_of(least, most, shape),
             "micro": str(sorted({*micro[-3:]} if shape is None else {*micro[-2:], 1, 2})),
             "parallel": tried,
+            "offload": self._offload(dtype, min(self.nodes) * min(place.per_node for place in places)),
             **own_tables(tried),
         }
+
+    def _offload(self, dtype: str, gpus: int) -> str:
+        """The strategy with the optimizer on the host, where the fewest GPUs are small for the model."""
+        from clustersim.scenario import from_table
+        from clustersim.scenario.run.parts import model_of
+        from clustersim.studies.plan.untried import BYTES_A_PARAMETER
+
+        table = tomllib.loads(model_line(self.model, self.file))
+        tables = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
+        states_bytes = BYTES_A_PARAMETER * model_of(from_table(tables, self.file)).parameters
+        memory_bytes = min(gpu.memory_bytes for machine in self.machines for gpu in machine.gpus)
+        return offload_tried(states_bytes / gpus, memory_bytes, dtype)
 
 
 def place_of(machine: MachineChoice, nodes: int, shape: ModelShape | None) -> RecipePlace:

@@ -208,6 +208,27 @@ def own_tables(tried: str) -> dict[str, str]:
     return {name: head + "\n".join(lines) + "\n" if tried else "" for name, lines in own.items()}
 
 
+CRAMPED = 0.4
+"""Share of a GPU that model states may take, shared out over all GPUs, before a plan tries to keep some on the host:
+what else a step keeps would leave small micro-batches, or nothing."""
+
+
+def offload_tried(states_bytes: float, memory_bytes: float, dtype: str) -> str:
+    """The strategy of a plan that keeps the optimizer on the host, where GPUs are small for the model.
+
+    states_bytes : of a GPU, shared out over all. memory_bytes : of a GPU.
+    """
+    if states_bytes <= CRAMPED * memory_bytes:
+        return ""
+    return f"""
+# DeepSpeed's way where GPUs are small for the model: the optimizer and its states on the host.
+[[try.strategies]]
+kind = "zero"
+param_dtype = "{dtype}"
+zero_optimization = {{stage = [2, 3], offload_optimizer = {{device = "cpu"}}}}
+"""
+
+
 def degrees_tried(places: Sequence[RecipePlace]) -> str:
     """The ``[try.parallel]`` table: what model and machines allow."""
     shape = places[0].shape

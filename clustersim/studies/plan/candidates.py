@@ -242,13 +242,44 @@ def _words(strategy: Table, among: Sequence[Table]) -> str:
     >>> tables = [{"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": stage}} for stage in (1, 3)]
     >>> _words(tables[1], tables)
     'zero, stage 3'
+
+    What is kept away from the GPU is told always, whether or not others of its kind keep it there too:
+
+    >>> table = {"kind": "zero", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    >>> _words(table, [table])
+    'zero, optimizer on the host'
     """
     every = [flat(rival) for rival in among if rival.get("kind") == strategy.get("kind")]
     telling = {
         key for flat_table in every for key in flat_table if any(rival.get(key) != flat_table[key] for rival in every)
     }
-    texts = [f"{key.rpartition('.')[2]} {_value(value)}" for key, value in flat(strategy).items() if key in telling]
-    return ", ".join([str(strategy.get("kind", "?")), *texts])
+    away = placed_away(strategy)
+    texts = [
+        f"{key.rpartition('.')[2]} {_value(value)}"
+        for key, value in flat(strategy).items()
+        if key in telling and key not in PLACES
+    ]
+    return ", ".join([str(strategy.get("kind", "?")), *texts, *away])
+
+
+PLACES = {
+    "zero_optimization.offload_optimizer.device": "optimizer",
+    "zero_optimization.offload_param.device": "parameters",
+    "cpu_offload": "everything",
+}
+"""Knobs of strategies that say where something is kept, and what that is."""
+
+
+def placed_away(strategy: Table) -> list[str]:
+    """What a strategy keeps away from the GPU, in words."""
+    flat_table = flat(strategy)
+    texts = []
+    for key, what in PLACES.items():
+        device = flat_table.get(key)
+        if device and device != "none":
+            place = "the host" if device in {True, "cpu"} else device
+            texts.append(f"{what} on {place}")
+    return texts
 
 
 def _value(value: Any) -> str:

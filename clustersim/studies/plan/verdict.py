@@ -36,6 +36,7 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
     shared = ", ".join(knob for knob in chosen.candidate.knobs if knob in searched.common)
     common = f" Where nothing else is said: {shared}." if shared else ""
     left_out = f" Not tried, and usual: {'; '.join(searched.untried)}." if searched.untried else ""
+    left_out += f" Not tried, where memory is what limits: {OFFLOAD}." if _cramped(searched) else ""
     parts = (_lead(plan, searched, unit), _tempting(plan, searched), _tight(searched))
     return sentence + "".join(parts) + common + left_out
 
@@ -43,6 +44,15 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
 def _risk(option: PlanOption) -> str:
     """That it may run out of memory, and how likely; empty where it has room."""
     return "" if option.has_room else f", which may run out of memory (likelihood {option.runs_out:.0%})"
+
+
+def _cramped(searched: SearchResult) -> bool:
+    """Whether room in memory costs more than predictions are off, and nothing was tried that keeps less on the GPU."""
+    chosen = searched.front[0]
+    if searched.offloads or not chosen.has_room:
+        return not searched.offloads and not chosen.has_room
+    without_room = [option.rate for option in searched.front if not option.has_room]
+    return max(without_room, default=0.0) > chosen.rate * (1 + chosen.error)
 
 
 def _tight(searched: SearchResult) -> str:

@@ -109,7 +109,14 @@ def fit_of_gpu(option: PlanOption) -> str:
 
 
 def why_lost(option: PlanOption, searched: SearchResult) -> str:
-    """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
+    """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes; and
+    that it may run out of memory, where it may."""
+    why = _why_beaten(option, searched)
+    return why if option.has_room else f"{why}; {fit_of(option)}"
+
+
+def _why_beaten(option: PlanOption, searched: SearchResult) -> str:
+    """Its limit, or who beats it and where its step goes."""
     if not option.counts:
         limits = what_limits(option) if searched.split else ""
         reason = searched.reason(option) or option.state
@@ -227,9 +234,9 @@ def what_limits(option: PlanOption) -> str:
 
 
 def alternatives(searched: SearchResult) -> list[PlanOption]:
-    """The best option of each strategy that is not on the front, cheapest first; simulated ones before others. Beside a
-    split model: of each other degree, on the same machine as the fastest, and of each strategy with its numbers on the
-    others."""
+    """The best option of each strategy that is not on the front, cheapest first; simulated ones before others, and of
+    these what has room in memory, wherever anything has. Beside a split model: of each other degree, on the same
+    machine as the fastest, and of each strategy with its numbers on the others."""
     front_families: set[object] = {option.candidate.form.family for option in searched.front}
     for option in searched.front:
         candidate = option.candidate
@@ -239,10 +246,15 @@ def alternatives(searched: SearchResult) -> list[PlanOption]:
         if option.on_front or option.tempting:
             continue
         for key in _sorts(option, searched) if searched.split else [option.candidate.form.family]:
-            if key not in front_families and (key not in best or fate_rank(option) < fate_rank(best[key])):
+            if key not in front_families and (key not in best or _roomy_rank(option) < _roomy_rank(best[key])):
                 best[key] = option
     by_number = {option.candidate.number: option for option in best.values()}
     return sorted(by_number.values(), key=fate_rank)
+
+
+def _roomy_rank(option: PlanOption) -> tuple[bool, bool, tuple[int, float, int]]:
+    """As :func:`fate_rank`, with what may run out of memory behind what has room."""
+    return option.result is None, not option.has_room, fate_rank(option)
 
 
 def _sorts(option: PlanOption, searched: SearchResult) -> list[object]:
