@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -10,6 +12,10 @@ import msgspec
 from clustersim.app.cli.common import PATH, format_option, json_option, print_json, working
 from clustersim.app.cli.explain import load
 from clustersim.app.cli.pictures import picture_path, write_picture
+from clustersim.core.errors import several
+
+if TYPE_CHECKING:
+    from clustersim.core.facts import RunFacts
 
 
 @click.command(short_help="Say where two runs differ, worst first.")
@@ -47,9 +53,23 @@ def compare(a: tuple[str, ...], b: str, top: int, plot: Path | None, fmt: str | 
     if as_json:
         print_json({"a": run_a.title, "b": run_b.title, **msgspec.structs.asdict(difference)})
         return
-    for text in (*names, *difference.text):
+    for text in (*names, *_unlike_steps(run_a.run.facts, run_b.run.facts), *difference.text):
         click.echo(text)
     for i, text in enumerate(sentences(difference, top), 1):
         click.echo(f"{i:2d}. {text}")
     if drawn:
         click.echo(drawn)
+
+
+def _unlike_steps(facts_a: RunFacts, facts_b: RunFacts) -> Iterator[str]:
+    """That the steps of two runs have different work: of such steps the longer may be the better."""
+    rates = [facts.samples_per_s or 0.0 for facts in (facts_a, facts_b)]
+    times = [facts.figures.get("step_time_s", 0.0) for facts in (facts_a, facts_b)]
+    samples = [round(rate * time) for rate, time in zip(rates, times, strict=True)]
+    if not all(samples) or samples[0] == samples[1]:
+        return
+    on_a, on_b = (f" on {several(facts.gpus, 'GPU')}" if facts.gpus else "" for facts in (facts_a, facts_b))
+    yield (
+        f"a step has {samples[0]:,} samples{on_a} in A and {samples[1]:,}{on_b} in B, so that its length does not "
+        f"compare: A does {rates[0]:,.4g} samples per second, and B {rates[1]:,.4g}"
+    )
