@@ -20,6 +20,7 @@ from clustersim.collectives.base import Group, Request
 from clustersim.core.errors import TopologyError
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.topology import Topology
+from clustersim.scenario import from_table as scenario_from_table
 
 NAMES = shipped("topologies")
 FACTS = Path(__file__).parents[1].parent / "shared" / "facts"
@@ -637,3 +638,20 @@ def test_what_a_part_delivers_is_not_taken_for_a_port_s_rate(tmp_path: Path) -> 
     (warning,) = report.warnings
     assert "0.5 of the rate they say is delivered (factor)" in warning
     assert report.ports == {50e9: 16}
+
+
+def test_oversubscription_of_a_fat_tree_whose_nics_are_all_on_one_leaf_is_told_to_change_nothing(tmp_path):
+    """Eight machines "4:1 oversubscribed" ran at the full rate, and nothing said so."""
+    text = """
+    name = "thin"
+    extends = "hgx-h100"
+    fabric = {kind = "fat_tree", oversubscription = 4.0, source = "ours"}
+    """
+    path = write(tmp_path, text)
+    (warning,) = fabrics.check(fabrics.load(path, 4)).warnings
+    assert "oversubscription = 4 of [fabric]: all 32 NICs are on leaf0" in warning
+    assert fabrics.check(fabrics.load(path, 16)).warnings == ()
+    strategy = {"kind": "ddp"}
+    tables = {"cluster": {"topology": str(path), "nodes": 2}, "model": {"name": "alexnet"}, "strategy": strategy}
+    notes = scenario_from_table(tables, tmp_path / "s.toml").prepare().notes
+    assert any(note.endswith("changes nothing at this size") for note in notes)

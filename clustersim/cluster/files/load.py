@@ -79,6 +79,8 @@ def _built(path: Path, nodes: int | None, device: str | Device | None, fabric: T
             raise TopologyError(f"{path}: $.fabric: {error}") from None
     numbers = next((measured.numbers(spec.measured, str(spec_path)) for spec, spec_path in chain if spec.measured), ())
     assumed = next((spec.assumed for spec, _ in chain if spec.assumed is not None), [])
+    if not (spec.vertices or spec.links):
+        assumed = [*assumed, *networks.without_effect(topology, joined)]
     topology = replace(topology, calibration=_calibration(chain), measured=numbers, assumed=tuple(assumed))
     if device is not None:
         types = {id(t): _with_gpu(t, device) for t in topology.node_types}

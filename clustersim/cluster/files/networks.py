@@ -11,7 +11,7 @@ a group of a dragonfly one vertex, ``local``, for the links among its switches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -28,8 +28,8 @@ from clustersim.cluster.files.schema import (
     RailOptimised,
     Routing,
 )
-from clustersim.core.errors import TopologyError, nearest
-from clustersim.core.topology import Ints, Topology
+from clustersim.core.errors import TopologyError, nearest, several
+from clustersim.core.topology import NIC, Ints, Topology
 
 ADAPTIVE = "adaptive"
 
@@ -130,6 +130,25 @@ def _fat_tree(draft: TopologyDraft, spec: FatTree, name: str) -> None:
     _attach(draft, leaves[np.arange(len(ports)) // down], spec.port_latency)
     pods = np.arange(n_leaves) // pod if levels == 3 else np.zeros(n_leaves, dtype=np.int64)
     _clos(draft, leaves, pods, down * float(ports.rate.max()) / ratio, spec, three=levels == 3)
+
+
+def without_effect(topology: Topology, spec: FabricSpec) -> Iterator[str]:
+    """That leaves of a fat tree are oversubscribed where all NICs are on one, so that nothing ever goes up from it."""
+    if not isinstance(spec, FatTree) or spec.oversubscription == 1:
+        return
+    names = topology.vertex_names
+    ends = zip(topology.link_src.tolist(), topology.link_dst.tolist(), topology.link_kinds, strict=True)
+    plugged = [(src, dst) for src, dst, kind in ends if kind == "net" and topology.vertex_kinds[src] == NIC]
+    leaves = {names[dst] for _, dst in plugged}
+    if len(leaves) == 1:
+        yield (
+            f"oversubscription = {spec.oversubscription:g} of [fabric]: all {several(len(plugged), 'NIC')} are on "
+            f"{leaves.pop()}, a switch of {spec.radix} ports (radix), so that it {NO_EFFECT}"
+        )
+
+
+NO_EFFECT = "changes nothing at this size"
+"""How the sentence on what a fabric has without effect ends."""
 
 
 def _dragonfly(draft: TopologyDraft, spec: Dragonfly, name: str) -> None:
