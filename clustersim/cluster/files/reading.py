@@ -25,6 +25,7 @@ from clustersim.cluster.files.schema import (
 from clustersim.core import texts
 from clustersim.core.calibrated import MeasuredNumber
 from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.file_kinds import taken_for
 from clustersim.core.texts import Table
 from clustersim.core.units import quantity
 
@@ -34,7 +35,8 @@ def decode(data: Table, origin: str) -> TopologyFile:
     try:
         spec = msgspec.convert(data, TopologyFile, dec_hook=quantity)
     except msgspec.ValidationError as error:
-        raise TopologyError(f"{origin}: {_explain(str(error), data)}") from None
+        wrong = taken_for(data, TopologyFile.__struct_fields__) or _explain(str(error), data)
+        raise TopologyError(f"{origin}: {wrong}") from None
     for part, path in ((spec.node, "$.node"), (spec.domain, "$.domain"), (spec, "$")):
         if part is not None:
             _check_names(part, f"{origin}: {path}")

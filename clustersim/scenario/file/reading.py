@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from clustersim.core.errors import ClusterSimError, ScenarioError, nearest
+from clustersim.core.file_kinds import taken_for
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.texts import Table as Table
 from clustersim.core.texts import at_path, check, choices_of, fields_of, plain_file, short, shown, text_of, there, toml
@@ -228,6 +229,8 @@ def _explain(message: str, table: Table, struct: type, file: str, root: str, cha
     problem, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`")
     value, kind = at_path(table, struct, path)
+    if root == "$" and not changed and (other := taken_for(table, fields_of(struct))):
+        return ScenarioError(f"{file}: {other}")
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
         name = match.group(1)
         table_at = f"{root}{path}".removeprefix("$.")
