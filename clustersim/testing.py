@@ -29,8 +29,17 @@ from clustersim.files.traces.reader_contract import check_reader
 from clustersim.training.schedules import Order, PassCosts, Schedule, check, stage_of, times
 from clustersim.training.schedules.base import UNIT, stage_count
 from clustersim.training.strategies import Strategy, StrategyConfig
+from clustersim.training.strategies.exchange_contract import check_exchange
 
 __all__ = ["check_algorithm", "check_reader", "check_schedule", "check_strategy", "toy_cost", "toy_model"]
+
+
+def _plays(row: Any, function: Callable[[], object]) -> None:
+    """A program that cannot be is the row's breach, whoever refuses it."""
+    try:
+        function()
+    except ProgramError as wrong:
+        raise AssertionError(f"{row.name}: {wrong}") from wrong
 
 
 def _refuses(row: Any, errors: type[Exception], function: Callable[[], object], what: str) -> None:
@@ -67,8 +76,8 @@ def toy_cost(model: Model, forward: float = 1e-3, backward: float = 2e-3, **more
 
 
 def check_strategy(row: Strategy) -> None:
-    """Its knobs can be read, every layer is computed once a micro-batch, its program can be played, and its steps
-    repeat after its period.
+    """Its knobs can be read, every layer is computed once a micro-batch, its program can be played, its steps repeat
+    after its period, and within one each rank hears of every other's gradients.
 
     Parameters
     ----------
@@ -79,8 +88,9 @@ def check_strategy(row: Strategy) -> None:
     require(issubclass(row.config, StrategyConfig), row, "its config must be a StrategyConfig")
     for accumulation in (1, 3):
         for jitter in (0.0, 0.05):
-            check_steps(row, accumulation, jitter)
-    check_period(row)
+            _plays(row, lambda passes=accumulation, by=jitter: check_steps(row, passes, by))  # type: ignore[misc]
+    _plays(row, lambda: check_period(row))
+    _plays(row, lambda: check_exchanged(row))
     check_whole_numbers(row)
     for wrong in ({"micro_batchsize": 2}, {"micro_batch_size": 0}):
         _refuses(row, msgspec.ValidationError, lambda table=wrong: msgspec.convert(table, row.config), f"{wrong}")  # type: ignore[misc]
@@ -145,6 +155,18 @@ def check_period(row: Strategy) -> None:
     steps = [_step_signature(program, step) for step in range(1, 1 + max(3 * period, 8))]
     found = next(p for p in range(1, len(steps) + 1) if all(a == b for a, b in zip(steps, steps[p:], strict=False)))
     require(found == period, row, f"its steps repeat after {found}, its period is {period}")
+
+
+def check_exchanged(row: Strategy) -> None:
+    """Within a period each rank hears of every other's gradients: else they do not train one model.
+
+    As :func:`clustersim.training.strategies.exchange_contract.check_exchange` has it, of three micro-batches a step.
+    """
+    config = msgspec.convert({"kind": row.name, "gradient_accumulation_steps": 3}, row.config)
+    period = row.period_of(config)
+    _, ranks = _placed(row, config)
+    model = toy_model([[2**18, 9], [30 * 2**18], [5]])
+    check_exchange(row, row.build(model, toy_cost(model), ranks, config, 2 * period + 1, 5), period)
 
 
 def _step_signature(program: Program, step: int) -> Counter[tuple[object, ...]]:

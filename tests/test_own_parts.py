@@ -27,7 +27,9 @@ from clustersim.model import from_hf
 from clustersim.model.families import FAMILIES, FamilyTable, by_type, families
 from clustersim.testing import check_algorithm, check_reader, check_schedule, check_strategy
 from clustersim.training.schedules import SCHEDULES, Action, Schedule, schedule
-from clustersim.training.strategies import STRATEGIES, StrategyConfig
+from clustersim.training.strategies import STRATEGIES, Strategy, StrategyConfig
+from clustersim.training.strategies.primitives import collective, wait
+from clustersim.training.strategies.walk import WholeModelHooks, walked
 
 OWN = ROOT / "tests" / "data" / "own_parts"
 SHIPPED = OptimizerRow(name="sgd", passes=(3, 3), ops=1)
@@ -165,6 +167,58 @@ def test_a_contract_says_what_does_not_hold(acme):
     log = OWN / "timings.log"
     with pytest.raises(AssertionError, match=r"acme_log: empty timings.log: a TraceError is wanted, not IndexError"):
         check_reader(replace(acme.LOG, read=lambda paths: acme.LOG.read([*paths][paths[0].read_bytes()[0] * 0 :])), log)
+
+
+def exchanging(finish):
+    """A strategy of the name of DDP's knobs, whose step ends with ``finish(ops, mesh)``."""
+
+    class Hooks(WholeModelHooks):
+        def finish(self):
+            finish(self.ops, self.mesh)
+            super().finish()
+
+        def notes(self):
+            return ("own",)
+
+    class Knobs(StrategyConfig, frozen=True, tag_field="kind", tag="own"):
+        pass
+
+    return Strategy("own", Knobs, walked(Hooks))
+
+
+def summed(ops, groups, nbytes=4.0, after=None, waits=True):
+    here = ops.here if after is None else after
+    sums = collective(ops, "all_reduce", "gradients", nbytes, groups, here)
+    if waits:
+        wait(ops, "gradients", (sums,))
+
+
+def passed_on(ops, mesh):
+    """Sums of neighbours, then of pairs with a gap: each hears of all others through a third."""
+    neighbours = np.arange(mesh.world_size).reshape(-1, 2)
+    summed(ops, neighbours)
+    summed(ops, neighbours.T.copy())
+
+
+@pytest.mark.parametrize(
+    ("finish", "breach"),
+    [
+        (passed_on, ""),
+        (lambda ops, mesh: None, "own: rank 1 hears nothing of what rank 0 computes in 1 steps: it needs an exchange"),
+        (lambda ops, mesh: summed(ops, np.arange(mesh.world_size).reshape(-1, 2)), "own: rank 2 hears nothing of what"),
+        (lambda ops, mesh: summed(ops, mesh.world_group(), nbytes=0.0), "own: rank 1 hears nothing of what rank 0"),
+        (lambda ops, mesh: summed(ops, mesh.world_group(), waits=False), "own: rank 1 hears nothing of what rank 0"),
+        (lambda ops, mesh: summed(ops, mesh.world_group(), after=()), "own: rank 1 hears nothing of what rank 0"),
+        (lambda ops, mesh: summed(ops, mesh.world_group(), nbytes=-5.0), "own: a collective of -5.0 bytes"),
+    ],
+)
+def test_a_strategy_whose_ranks_do_not_hear_of_each_other_breaks_the_contract(finish, breach):
+    """One that exchanged nothing at all passed, and was the fastest of all."""
+    if not breach:
+        check_strategy(exchanging(finish))
+        return
+    with pytest.raises(AssertionError, match=re.escape(breach)):
+        check_strategy(exchanging(finish))
 
 
 def test_a_reader_may_not_name_ranks_sizes_or_times_that_cannot_be(acme):
