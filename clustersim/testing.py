@@ -22,7 +22,7 @@ from clustersim.core.contract import CLOSE, require
 from clustersim.core.errors import ClusterSimError, ProgramError, ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Kernel, Layer, Model, StepCost, Tensor
-from clustersim.core.program import Compute, Program
+from clustersim.core.program import Collective, Compute, Op, Program
 from clustersim.core.topology import Topology
 from clustersim.engine import simulate
 from clustersim.files.traces.reader_contract import check_reader
@@ -146,15 +146,21 @@ def check_whole_numbers(row: Strategy) -> None:
 
 
 def check_period(row: Strategy) -> None:
-    """The steps behind the first repeat after the row's ``period``, and no sooner: figures are means over periods."""
+    """The steps behind the first repeat after the row's ``period``, and no sooner: figures are means over periods.
+
+    Where partners change from step to step they are part of what repeats. How often depends on the number of ranks,
+    which a period does not know; so it may be a multiple of what it is on the few that are tried.
+    """
     config = row.config()
     period = row.period_of(config)
     _, ranks = _placed(row, config)
     model = toy_model([[2**18, 9], [30 * 2**18], [5]])
     program = row.build(model, toy_cost(model), ranks, config, 1 + max(3 * period, 8), 5)
-    steps = [_step_signature(program, step) for step in range(1, 1 + max(3 * period, 8))]
-    found = next(p for p in range(1, len(steps) + 1) if all(a == b for a, b in zip(steps, steps[p:], strict=False)))
-    require(found == period, row, f"its steps repeat after {found}, its period is {period}")
+    steps = range(1, 1 + max(3 * period, 8))
+    alike = _repeats_after([_step_signature(program, step) for step in steps])
+    same_partners = _repeats_after([_step_signature(program, step, partners=True) for step in steps])
+    fits = period == alike if alike == same_partners else period % same_partners == 0
+    require(fits, row, f"its steps repeat after {same_partners}, its period is {period}")
 
 
 def check_exchanged(row: Strategy) -> None:
@@ -169,14 +175,35 @@ def check_exchanged(row: Strategy) -> None:
     check_exchange(row, row.build(model, toy_cost(model), ranks, config, 2 * period + 1, 5), period)
 
 
-def _step_signature(program: Program, step: int) -> Counter[tuple[object, ...]]:
-    """What is done in a step: how often each op of each role."""
+def _repeats_after(steps: Sequence[object]) -> int:
+    return next(p for p in range(1, len(steps) + 1) if all(a == b for a, b in zip(steps, steps[p:], strict=False)))
+
+
+def _step_signature(program: Program, step: int, partners: bool = False) -> Counter[tuple[object, ...]]:
+    """What is done in a step: how often each op of each role, and where asked for with whom."""
     return Counter(
-        (role.name, type(op).__name__, op.stream, op.phase, getattr(op, "kind", ""), op.nbytes)
+        (
+            role.name,
+            type(op).__name__,
+            op.stream,
+            op.phase,
+            getattr(op, "kind", ""),
+            op.nbytes,
+            partners and _others(op),
+        )
         for role in program.roles
         for op in role.ops
         if op.step == step
     )
+
+
+def _others(op: Op) -> tuple[int, ...]:
+    """The ranks that an op names, its root first."""
+    if isinstance(op, Compute):
+        return ()
+    if isinstance(op, Collective):
+        return op.root, op.groups.shape[1], *op.groups.ravel().tolist()
+    return tuple(op.peer.tolist())
 
 
 def _placed(row: Strategy, config: StrategyConfig) -> tuple[Topology, Mesh]:

@@ -221,6 +221,22 @@ def test_a_strategy_whose_ranks_do_not_hear_of_each_other_breaks_the_contract(fi
         check_strategy(exchanging(finish))
 
 
+def gossip(ops, mesh):
+    """Pairs average; who is whose partner changes from step to step."""
+    ranks = np.arange(mesh.world_size)
+    hop = 1 << ops.step % (mesh.world_size.bit_length() - 1)
+    summed(ops, np.stack([ranks, ranks ^ hop], axis=1)[ranks < ranks ^ hop])
+
+
+def test_partners_that_change_are_part_of_the_period_which_may_hold_several_repeats():
+    """Four ranks repeat after two steps, sixteen after four."""
+    for period in (2, 4):
+        check_strategy(msgspec.structs.replace(exchanging(gossip), period=period))
+    for period in (1, 3):
+        with pytest.raises(AssertionError, match=f"own: its steps repeat after 2, its period is {period}"):
+            check_strategy(msgspec.structs.replace(exchanging(gossip), period=period))
+
+
 def test_a_reader_may_not_name_ranks_sizes_or_times_that_cannot_be(acme):
     log = OWN / "timings.log"
 
