@@ -25,6 +25,7 @@ from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.files.traces import FORMATS, Samples
 from clustersim.model import from_hf
 from clustersim.model.families import FAMILIES, FamilyTable, by_type, families
+from clustersim.scenario.run.identity import Fingerprints
 from clustersim.testing import check_algorithm, check_reader, check_schedule, check_strategy
 from clustersim.training.schedules import SCHEDULES, Action, Schedule, schedule
 from clustersim.training.strategies import STRATEGIES, Strategy, StrategyConfig
@@ -467,3 +468,66 @@ def test_a_schedule_of_ones_own_that_cannot_be_is_refused_by_a_run(rule, text):
             clustersim.load("1f1b_gpt2_xl_1x8_a100", {"parallel.schedule": "wrong"}).run()
     finally:
         SCHEDULES.withdraw("wrong")
+
+
+NAMED = {
+    "strategy local_sgd": ("ddp_gpt2_xl_2x8_a100", {"strategy": {"kind": "local_sgd"}}),
+    "schedule acme_fill_drain": ("gpipe_gpt2_xl_1x8_a100", {"parallel.schedule": "Acme-LIFO"}),
+    "algorithm acme_star": ("ddp_gpt2_xl_2x8_a100", {"strategy.algorithm": "acme_star"}),
+    "optimizer signum": ("ddp_gpt2_xl_2x8_a100", {"run.optimizer": "signum"}),
+    "model family acme_llama": ("ddp_gpt2_xl_2x8_a100", {"model": {"hf_config": "CONFIG", "seq_len": 512}}),
+}
+"""Scenarios that name a part of one's own: what the part is called in their identity, and what is changed of which."""
+
+
+def identities(folder, code):
+    """Of each of :data:`NAMED` its key, with the parts of a module of this code; their names in the identity hold."""
+    folder.mkdir()
+    (folder / "walk_parts.py").write_text(code)
+    (folder.parent / "config.json").write_text(json.dumps({"model_type": "acme_llama", "hidden_size": 256}))
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    parts = importlib.import_module("walk_parts")
+    rows = [(STRATEGIES, parts.LOCAL_SGD), (SCHEDULES, parts.FILL_DRAIN), (ALGORITHMS, parts.STAR)]
+    rows += [(OPTIMIZERS, parts.SIGNUM), (FAMILIES, parts.FAMILY)]
+    keys = {}
+    try:
+        for table_of_rows, row in rows:
+            table_of_rows.register(row)
+        for name, (base, changes) in NAMED.items():
+            text = json.dumps(changes).replace("CONFIG", str(folder.parent / "config.json"))
+            identity = Fingerprints()(clustersim.load(base, json.loads(text)))
+            assert [file for file in identity.files if file.startswith("part/")] == [f"part/{name}"]
+            keys[name] = identity.key
+    finally:
+        for table_of_rows, row in rows:
+            table_of_rows.withdraw(row.name)
+        sys.path.remove(str(folder))
+        del sys.modules["walk_parts"]
+    return keys
+
+
+def test_a_scenario_that_names_a_part_of_ones_own_is_another_when_that_is(tmp_path):
+    """A sweep kept the rows of a strategy's older code: what has a row is not simulated again."""
+    text = (OWN / "acme_parts.py").read_text()
+    keys = identities(tmp_path / "first", text)
+    assert identities(tmp_path / "again", text) == keys
+    other_code = identities(tmp_path / "code", text.replace("(self.ops.step + 1) % ", "(self.ops.step + 3) % "))
+    other_data = identities(tmp_path / "data", text.replace("(5, 12), ops=5", "(5, 14), ops=5"))
+    other_note = identities(tmp_path / "note", text.replace("Acme's blocks are Llama's", "Llama's blocks"))
+    assert other_code["strategy local_sgd"] != keys["strategy local_sgd"]
+    assert other_data["optimizer signum"] != keys["optimizer signum"]
+    assert other_note["model family acme_llama"] != keys["model family acme_llama"]
+    assert other_note["optimizer signum"] == keys["optimizer signum"]  # a row of plain values is its values
+    shipped = Fingerprints()(clustersim.load("ddp_gpt2_xl_2x8_a100"))
+    assert not any(file.startswith("part/") for file in shipped.files)
+
+
+def test_a_cell_that_is_run_again_is_told_how_to_register_its_row_again(acme):
+    again = msgspec.structs.replace(acme.SIGNUM)
+    OPTIMIZERS.register(acme.SIGNUM)
+    with pytest.raises(PluginError, match=r"'signum' is taken: this program registered it; withdraw\('signum'\) takes"):
+        OPTIMIZERS.register(again)
+    OPTIMIZERS.withdraw("signum")
+    OPTIMIZERS.register(again)
+    OPTIMIZERS.withdraw("signum")

@@ -29,6 +29,10 @@ class NamedRow(Protocol):
 AnyRow = TypeVar("AnyRow", bound=NamedRow)
 
 
+REGISTERED = "this program registered it"
+"""Whose a row is that no package names."""
+
+
 class PluginWarning(UserWarning):
     """A row of another package that is left out, and why."""
 
@@ -83,7 +87,7 @@ class RowTable(Mapping[str, AnyRow]):
             return
         if name in self._pending:
             raise PluginError(f"{self.noun} {name!r} is taken: {_package(self._pending[name][0])} adds it")
-        self._add(row, "this program registered it")
+        self._add(row, REGISTERED)
 
     def withdraw(self, name: str) -> None:
         """Take out a row that was registered, for tests: what was worked out with it may be kept in caches."""
@@ -92,6 +96,15 @@ class RowTable(Mapping[str, AnyRow]):
         for word in self._names(row):
             del self._owners[word]
         self._edition += 1
+
+    def own(self, name: str) -> AnyRow | None:
+        """The row of this name that a program or another package added; None where it is shipped, or nobody's.
+
+        Raises :class:`PluginError` for a package that cannot be imported.
+        """
+        if name not in self._rows:
+            self._load(name)
+        return self._added.get(name)
 
     @property
     def edition(self) -> int:
@@ -160,6 +173,11 @@ class RowTable(Mapping[str, AnyRow]):
         except PluginError as wrong:
             raise PluginError(f"{where}: {wrong}") from None
 
+    def _way_out(self, row: AnyRow) -> str:
+        """What somebody does whose row has a taken name: mostly a notebook's cell that is run again."""
+        again = self._owners.get(row.name) == REGISTERED
+        return f"withdraw({row.name!r}) takes that row out first" if again else "choose another name"
+
     def _add(self, row: AnyRow, owner: str) -> None:
         if not isinstance(row, self._row_type):
             raise PluginError(
@@ -169,7 +187,7 @@ class RowTable(Mapping[str, AnyRow]):
         words = tuple(self._names(row))
         for word in words:
             if word in self._owners:
-                raise PluginError(f"{self.noun} {word!r} is taken: {self._owners[word]}; choose another name")
+                raise PluginError(f"{self.noun} {word!r} is taken: {self._owners[word]}; {self._way_out(row)}")
         try:
             checked = self._checked(row)
         except Exception as wrong:

@@ -18,6 +18,7 @@ from clustersim.core import gpu_file
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.texts import Table, plain_file
 from clustersim.scenario import Scenario
+from clustersim.scenario.run.own_parts import own_parts
 from clustersim.scenario.run.parts import located
 
 FORMAT = 1
@@ -42,7 +43,8 @@ class Identity:
     Parameters
     ----------
     key : SHA-256, 64 hexadecimal digits. inputs : every field of the scenario, in plain values.
-    files : name -> SHA-256 of the files it reads: topologies, the model's config.json, a schedule, a routing table.
+    files : name -> SHA-256 of the files it reads: topologies, the model's config.json, a schedule, a routing table; and
+        the code of parts that another package, or this program, added.
     """
 
     key: str
@@ -74,7 +76,20 @@ class Fingerprints:
         if split is not None:
             digests |= self._of("schedule", scenario, "parallel.schedule_csv", split.schedule_csv)
             digests |= self._of("routing", scenario, "parallel.routing.file", split.routing.file)
-        return identity(inputs, digests)
+        return identity(inputs, digests | own_parts(inputs, self._model_type(scenario)))
+
+    def _model_type(self, scenario: Scenario) -> str:
+        """The ``model_type`` of the model's config.json; nothing where none can be read."""
+        from clustersim.model.named_models import config_of
+
+        spec = scenario.file.model
+        if spec.file is not None:
+            return ""
+        try:
+            path = located(scenario, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
+            return str(config_of(path).get("model_type", ""))
+        except (ClusterSimError, OSError):
+            return ""
 
     def _of(self, kind: str, scenario: Scenario, field: str, name: str | None) -> dict[str, str]:
         """Digests of what a field names; nothing where it names nothing."""
