@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -84,6 +85,15 @@ def test_columns_are_found_by_the_header_not_by_position(tmp_path):
     assert "i_cv%" in PER_ITERATION
     assert not wide.skipped
     assert [(r.seconds, r.seconds_in_place) for r in wide.rows] == [(r.seconds, r.seconds_in_place) for r in plain.rows]
+
+
+def test_a_log_of_times_in_place_alone_has_these(tmp_path):
+    """Rows of N/A out of place were left out as times that are not above zero, with the times beside them."""
+    out_of_place = re.compile(r"(float +none +-1) +\S+ +\S+ +\S+ +\S+")
+    for blank in (" ", " N/A N/A N/A N/A"):
+        alone = read(tmp_path / "log", out_of_place.sub(r"\1" + blank, NEW))
+        assert not alone.skipped
+        assert [row.seconds for row in alone.rows] == pytest.approx([99e-6, 179e-6])
 
 
 def test_an_old_log_names_no_collective_and_is_known_by_its_bus_factor(tmp_path):

@@ -248,10 +248,13 @@ def alike_words(alike: Sequence[str]) -> Iterator[str]:
 
 
 def errors_by_class(times: NcclTimes, predicted: Floats) -> dict[str, float]:
-    """Median |relative error| of each class of sizes."""
+    """Median |relative error| of each class of sizes, the smallest first."""
     classes = np.array(times.classes)
+    by_size = dict.fromkeys(
+        name for _, name in sorted((row.nbytes, name) for row, name in zip(times.rows, times.classes, strict=True))
+    )
     errors = np.abs(predicted / times.measured - 1.0)
-    return {name: float(np.median(errors[classes == name])) for name in sorted(set(classes.tolist()))}
+    return {name: float(np.median(errors[classes == name])) for name in by_size}
 
 
 def _mean(errors: dict[str, float]) -> float:
