@@ -161,7 +161,9 @@ def _stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
             linewidth=look.width,
             hatch=look.hatch or None,
         )
-        _percentages(axes, state, y, left, width, np.array([bar.sum() for bar in bars.values()]) * scale)
+        dark = state in {"compute-bound", "host"}
+        totals = np.array([bar.sum() for bar in bars.values()]) * scale
+        _percentages(axes, (y, left, width, totals), dark=dark, hatched=bool(look.hatch))
         left += width
     plain_axes(axes)
     axes.set_yticks(y, list(bars), fontsize=9)
@@ -173,12 +175,14 @@ def _longest(bars: Mapping[str, Floats]) -> float:
     return max(float(bar.sum()) for bar in bars.values())
 
 
-def _percentages(axes: Axes, state: str, y: Ints, left: Floats, width: Floats, totals: Floats) -> None:
-    """Shares, where there is room for them."""
-    dark = state in {"compute-bound", "host"}
-    for height, start, size, total in zip(y, left, width, totals, strict=True):
-        if size > 0.045 * totals.max():
-            box = {"fc": "white", "ec": "none", "pad": 1.0} if state in {"waiting for a peer", "bubble"} else None
+def _percentages(axes: Axes, places: tuple[Ints, Floats, Floats, Floats], *, dark: bool, hatched: bool) -> None:
+    """Shares, where there is room for them: on a hatch in a box, since none could be read across its marks.
+
+    places : of each bar its height, where the state begins, how long it is, and how long the bar is.
+    """
+    longest = places[3].max()
+    for height, start, size, total in zip(*places, strict=True):
+        if size > 0.045 * longest:
             axes.text(
                 start + size / 2,
                 height,
@@ -186,6 +190,6 @@ def _percentages(axes: Axes, state: str, y: Ints, left: Floats, width: Floats, t
                 ha="center",
                 va="center_baseline",
                 fontsize=8,
-                color="white" if dark else INK,
-                bbox=box,
+                color="white" if dark and not hatched else INK,
+                bbox={"fc": "white", "ec": "none", "pad": 1.0} if hatched else None,
             )

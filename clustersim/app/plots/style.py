@@ -73,6 +73,13 @@ class AreaStyle(msgspec.Struct, frozen=True):
         """Of a small mark in a table: where the face is white, that of the hatch."""
         return self.edge if self.face == "white" else self.face
 
+    @property
+    def mark(self) -> str:
+        """What is on the colour of a page's small mark: "dotted", "stall" (hatched), "outlined", or nothing."""
+        if self.hatch:
+            return "dotted" if self.hatch.startswith(".") else "stall"
+        return "outlined" if self.face == "white" else ""
+
 
 NOT_RECORDED_AREA = AreaStyle("white", edge=QUIET, width=0.6)
 """Of the part of a step that profilers did not record: outlined, or nobody would see it."""

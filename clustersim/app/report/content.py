@@ -121,7 +121,8 @@ def _breakdown(timeline: Timeline, table: Breakdown) -> PagePart:
             low = float(seconds.min())
             high = float(seconds.max())
             spread = format_time(low) if low == high else f"{format_time(low)} to {format_time(high)}"
-            rows.append((STATE_STYLE[state].colour, state, f"{mean:.1%}", format_time(float(seconds.mean())), spread))
+            look = STATE_STYLE[state]
+            rows.append((look.colour, look.mark, state, f"{mean:.1%}", format_time(float(seconds.mean())), spread))
     hidden = table.hidden_over(ranks)
     share = f"{hidden / (table.step_time_s or 1.0):.1%}"
     groups = plots.working_groups(timeline, table)
