@@ -71,7 +71,7 @@ def test_the_parts_of_a_bar_add_up_to_the_step():
 
 
 def test_a_share_is_written_in_a_box_on_each_state_with_a_hatch_and_a_mark_has_the_hatch():
-    """Dark figures stood on the dark dots of recomputation, and its mark in a page's table was that of compute-bound."""
+    """Dark figures stood on the dark dots of recomputation, whose mark in a table was that of compute-bound."""
     figure = plots.breakdown(table([[0.04, 0.01, 0.0, 0.02, 0.0, 0.03, 0.0, 0.0, 0.0]]))
     boxed = {text.get_text(): text.get_bbox_patch() is not None for text in figure.axes[0].texts}
     assert boxed == {"40%": False, "10%": False, "20%": True, "30%": False}
