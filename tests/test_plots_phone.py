@@ -9,10 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 from player import link_use
 
+import clustersim
 from clustersim.app import plots
-from clustersim.app.plots.drawing import narrow
+from clustersim.app.plots.dimensions import mesh_on_machine
+from clustersim.app.plots.drawing import SEEN, narrow
+from clustersim.app.plots.pipeline import shade
+from clustersim.core.facts import DimensionGroups, MeshMap
 
 
 def pipeline_memory():
@@ -63,3 +68,57 @@ def test_entries_of_a_legend_are_read_row_by_row_on_a_phone_as_on_a_desk():
     for count in range(2, 12):
         for ncols in range(1, count + 1):
             assert read(ncols, in_rows(range(count), ncols)) == list(range(count))
+
+
+def test_many_passes_beside_each_other_keep_their_colour():
+    """Of 640 passes a row nothing but their white edges was seen."""
+    run = clustersim.load("1f1b_gpt2_xl_1x8_a100", {"parallel.microbatches": 128}).run()
+    with narrow():
+        figure = plots.pipeline_grid(run.timeline)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=80)
+    colours = np.asarray(Image.open(picture).convert("RGB"), dtype=np.int64)
+    box = figure.axes[0].get_position()
+    height, width, _ = colours.shape
+    left, right = (int(width * (box.x0 + share * box.width)) for share in (0.4, 0.6))
+    inside = colours[int(height * (1 - box.y1)) : int(height * (1 - box.y0)), left:right]
+    spread = inside.max(axis=2) - inside.min(axis=2)
+    assert np.percentile(spread, 75) > 40
+
+
+def test_a_picture_file_has_the_colours_that_were_drawn(tmp_path):
+    """Of hundreds of colours in a picture 256 were kept, and two marks of a legend became one."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    figure = Figure(figsize=(6, 3))
+    axes = figure.add_subplot()
+    axes.imshow(np.linspace(0, 1, 4000).reshape(40, 100), cmap="viridis", aspect="auto")
+    shades = [shade(place / 4, 0.86) for place in range(5)]
+    axes.legend(handles=[Patch(fc=colour, label="m") for colour in shades], loc="lower right")
+    plots.save(figure, tmp_path / "many.png", dpi=180)
+    kept = {colour for _, colour in Image.open(tmp_path / "many.png").convert("RGB").getcolors(2**24)}
+    wanted = np.array([[round(channel * 255) for channel in colour] for colour in shades])
+    nearest = [np.abs(np.array(list(kept)) - colour).max(axis=1).min() for colour in wanted]
+    assert max(nearest) <= SEEN
+    few = Figure(figsize=(6, 3))
+    few.add_subplot().barh([0, 1], [2, 3])
+    plots.save(few, tmp_path / "few.png")
+    assert Image.open(tmp_path / "few.png").mode == "P"  # small where colours are few
+
+
+@pytest.mark.parametrize("phone", [True, False])
+def test_machines_of_a_mesh_are_named_beside_each_other_and_nothing_ends_outside(phone):
+    """Names of eight machines ran into each other, and the sentence below was cut off on both sides."""
+    ranks = list(range(64))
+    tensor = DimensionGroups("tp", 2, ["NVSwitch"], ranks[:2], [rank // 2 for rank in ranks])
+    replicas = DimensionGroups("dp", 2, ["NIC (ib)"], [0, 32], [rank % 32 for rank in ranks])
+    with narrow() if phone else contextlib.nullcontext():
+        figure = mesh_on_machine(MeshMap(64, 8, [tensor, replicas]))
+    figure.savefig(io.BytesIO(), format="png")
+    axes = figure.axes[0]
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert len(boxes) == 8
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+    words = axes.xaxis.label.get_window_extent()
+    assert 0 <= words.x0 < words.x1 <= figure.bbox.x1

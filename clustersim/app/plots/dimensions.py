@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -178,10 +179,13 @@ def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
     plain_axes(axes, ())
     axes.set_yticks(range(len(dims)), [f"{dim.name} {dim.degree}" for dim in dims], fontsize=9)
     middles = [(n + 0.5) * per_node + gap * n for n in range(nodes)]
-    axes.set_xticks(middles, [f"machine {n}" for n in range(nodes)], fontsize=8.5)
+    apart = inches_wide(axes) / nodes > 0.085 * len(f"machine {nodes - 1}")  # else names run into each other
+    axes.set_xticks(middles, [f"machine {n}" if apart else f"{n}" for n in range(nodes)], fontsize=8.5)
     axes.set_ylim(len(dims) - 0.5, -0.5)
     axes.set_xlim(-0.1, world + gap * (nodes - 1) + 0.1)
-    axes.set_xlabel(f"in a line, {_one_shade(mesh)}", fontsize=8.5, color=QUIET)
+    words = f"{'' if apart else 'machines; '}in a line, {_one_shade(mesh)}"
+    words = "\n".join(wrap(words, 48)) if is_narrow(figure) else words
+    axes.set_xlabel(words, fontsize=8.5, color=QUIET)
     return figure
 
 

@@ -12,6 +12,9 @@ from html import escape
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from clustersim.app.plots.style import INK, QUIET
 from clustersim.core.errors import ProgramError
 from clustersim.core.texts import headline
@@ -238,6 +241,10 @@ def alt_text(figure: Figure) -> str:
     return str(figure.get_label())
 
 
+Pixels = npt.NDArray[np.uint8]
+"""(height, width, 3) of a picture."""
+
+
 def save(figure: Figure, path: Any, dpi: int = 180) -> None:
     """Write a figure. It carries the words for it where it can; neither a date nor a random name is in it, so that the
     same figure is the same bytes."""
@@ -254,7 +261,7 @@ def save(figure: Figure, path: Any, dpi: int = 180) -> None:
 
 
 def _save_png(figure: Figure, path: Any, dpi: int) -> None:
-    """256 colours are enough for flat areas and smooth text, and make a third of the bytes."""
+    """256 colours are enough for flat areas and smooth text, and make a third of the bytes: where they are enough."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
@@ -262,5 +269,22 @@ def _save_png(figure: Figure, path: Any, dpi: int) -> None:
     figure.savefig(drawn, format="png", dpi=dpi)
     metadata = PngInfo()
     metadata.add_itxt("Description", alt_text(figure))
-    few = Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    few.save(path, format="png", optimize=True, dpi=(dpi, dpi), pnginfo=metadata)
+    whole = Image.open(drawn).convert("RGB")
+    few = whole.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    kept = few if _alike(np.asarray(whole), np.asarray(few.convert("RGB"))) else whole
+    kept.save(path, format="png", optimize=True, dpi=(dpi, dpi), pnginfo=metadata)
+
+
+def _alike(drawn: Pixels, few: Pixels) -> bool:
+    """Whether each colour of an area is the one that was drawn, but for a difference that nobody sees; edges of letters
+    may differ. Of many colours the rare ones go first, and those are what a legend has."""
+    packed = drawn.astype(np.uint32) @ np.array([65536, 256, 1], dtype=np.uint32)
+    changed = np.abs(drawn.astype(np.int16) - few.astype(np.int16)).max(axis=2) > SEEN
+    colours, counts = np.unique(packed[changed], return_counts=True)
+    return not len(colours) or int(counts.max()) < AREA
+
+
+SEEN = 10
+"""Steps of 255 by which a channel of an area may be off: neighbours in a legend differ by more."""
+AREA = 40
+"""Pixels of one colour that are an area, and no edge: half of the smallest mark of a legend."""

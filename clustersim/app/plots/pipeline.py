@@ -37,6 +37,8 @@ REST = {
 """What is no action of the schedule, and how it is drawn."""
 _ROW = 0.36
 _BAR = 0.86
+EDGE_SHARE = 0.15
+"""Of a box's width that its white edge may be: hundreds of passes beside each other were white all over."""
 FIGURE_SPACE = "\u2007"
 """As wide as a digit: words on the right begin at one place, and a film's frames are as wide as each other."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -189,7 +191,7 @@ def _draw_actions(axes: Axes, grid: ScheduleGrid, scale: float) -> None:
             (y - _BAR / 2, _BAR),
             fc=colour,
             ec="white",
-            linewidth=0.5,
+            linewidth=min(0.5, EDGE_SHARE * (high - low) * inches * 72),
         )
         text = f"{a.microbatch}" + (LETTERS[chunks.index(a.chunk) % 26] if len(chunks) > 1 else "")
         if (high - low) * inches > 0.062 * len(text) + 0.01:
