@@ -413,6 +413,14 @@ def test_the_verdict_takes_what_is_certain_and_names_what_is_tempting():
     assert "zero looks 4.0% faster, but is predicted to +-36% only: measure it" in said
 
 
+def test_what_is_cheapest_at_the_worse_end_of_its_range_alone_has_no_negative_saving():
+    """It once was "the cheapest per token, by -4.2%"."""
+    found = judged(option(0, "fsdp", 96.0, gpus=8), option(1, "zero", 200.0, gpus=16))
+    said = verdict(plan(), found)
+    assert "the cheapest per token at the worse end of its range, though predicted to be 4.2% dearer" in said
+    assert "by -" not in said
+
+
 def test_what_another_option_looks_faster_than_is_the_fastest_by_errors_counted_alone():
     """Once told of an option that the front beats, and not of one that the other tables beat."""
     found = judged(option(0, "fsdp", 100.0), option(1, "zero", 104.0))

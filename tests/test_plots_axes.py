@@ -192,6 +192,13 @@ def test_a_picture_that_is_of_several_axes_here_says_so_where_it_is_given_one(na
         ALSO_SEVERAL[name](Figure().subplots())
 
 
+def test_hollow_marks_are_explained_where_there_are_some():
+    tempting = plots.FrontDot("A", "8 GPUs", 1.5, 2.0, False, 0.1, tempting=True)
+    for more, words in (([], "USD an hour"), ([tempting], "USD an hour; hollow: better only if its prediction holds")):
+        figure = plots.front([*dots(), *more], x="tokens/s", y="USD an hour")
+        assert figure.axes[0].get_title("left") == words
+
+
 def test_a_family_that_lies_above_the_chart_is_counted_and_not_in_its_legend():
     far = [plots.FrontDot("C", "16 GPUs", 0.5, 90.0, False), plots.FrontDot("C", "8 GPUs", 0.4, 80.0, False)]
     figure = plots.front([*dots(), *far], x="tokens/s", y="USD an hour", title="a")

@@ -65,7 +65,8 @@ def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None,
     axes.grid(color=FAINT, lw=0.7)
     axes.set_axisbelow(True)
     axes.set_xlabel(x, fontsize=10)
-    lines = wrap(y, 60) if is_narrow(figure) else [y]
+    words = f"{y}; hollow: better only if its prediction holds" if any(dot.tempting for dot in dots) else y
+    lines = wrap(words, 60) if is_narrow(figure) else [words]
     axes.set_title("\n".join(lines), loc="left", fontsize=10, color=INK)
     axes.set_xlim(0.0, 1.08 * max(dot.rate * (1 + dot.error * (dot.best or dot.tempting)) for dot in dots))
     above = sum(dot.cost > axes.get_ylim()[1] for dot in dots)

@@ -131,12 +131,20 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     else:
         share = 1 - cheapest.objectives[1] / fastest.objectives[1]
         error = max(fastest.error, cheapest.error)
-        doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
-        saving = f", by {share:.1%}{doubt},"
+        saving = _saving(share, error)
     return (
         f", {called}; {called_cheapest}{saving} is {_place(cheapest, plan, searched, fastest)}, "
         f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}"
     )
+
+
+def _saving(share: float, error: float) -> str:
+    """By how much an option is cheaper than another, as predicted; a negative ``share`` is dearer, which one that is
+    known better may be and still be the cheapest at the worse end of its range."""
+    if share < 0:
+        return f", though predicted to be {-share:.1%} dearer (predictions are off by +-{error:.0%}),"
+    doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
+    return f", by {share:.1%}{doubt},"
 
 
 def _tempting(plan: PlanFile, searched: SearchResult) -> str:
