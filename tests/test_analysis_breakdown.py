@@ -188,3 +188,25 @@ def test_the_shares_of_a_thousand_ranks_add_up():
     timeline = clustersim.load("ddp_llama3_8b_128x8_h100").run().timeline
     table = breakdown(timeline)
     assert table.shares.sum(axis=1) == pytest.approx(np.ones(1024))
+
+
+def test_a_gap_behind_a_step_that_is_left_out_is_the_host_s_and_was_recorded():
+    """A rank that began late with the first step that counts was not recorded there, though its profile had begun."""
+    steps = np.repeat(np.arange(4), 2)
+    begins = np.array([0.0, 0.0, 10.0, 12.0, 15.0, 16.0, 20.0, 21.0])
+    ends = np.array([10.0, 9.0, 15.0, 15.0, 20.0, 20.0, 25.0, 25.0])
+    timeline = Timeline(
+        2,
+        tuple(OpInfo(f"k{step}", "compute", "compute", step=step) for step in range(4)),
+        tuple(np.array([rank]) for rank in (0, 1)),
+        steps,
+        np.tile([0, 1], 4),
+        begins,
+        begins,
+        ends,
+        source="measured",
+    )
+    table = breakdown(timeline)
+    assert (table.begin, table.end, table.steps) == (10.0, 25.0, 3)
+    assert shares(timeline, 0) == pytest.approx({"compute-bound": 1.0})
+    assert shares(timeline, 1) == pytest.approx({"compute-bound": 11 / 15, "host": 4 / 15})

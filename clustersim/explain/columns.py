@@ -263,12 +263,12 @@ def cuts(spans: Columns, n: int, length: float, scale: float) -> tuple[Floats, I
     return ordered[new], ready, start, end
 
 
-def seen(spans: Columns, n: int, scale: float, left: Floats, owner: Ints) -> Bools:
-    """Whether a piece lies between its rank's first and last span."""
-    first = np.full(n, np.inf)
-    last = np.full(n, -np.inf)
-    np.minimum.at(first, spans["owner"], spans["ready"] + spans["owner"] * scale)
-    np.maximum.at(last, spans["owner"], spans["end"] + spans["owner"] * scale)
+def seen(recorded: tuple[Floats, Floats], scale: float, left: Floats, owner: Ints) -> Bools:
+    """Whether a piece lies between its rank's first and last span of the whole run.
+
+    recorded : (n,) float each, from when and until when the spans of each rank are, within the window.
+    """
+    first, last = (moments + np.arange(len(moments)) * scale for moments in recorded)
     overlaps: Bools = (left >= first[owner]) & (left < last[owner])
     return overlaps
 

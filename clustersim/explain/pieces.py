@@ -160,7 +160,8 @@ class TimePartition:
         parts = []
         for (first, last), (a, b) in zip(pairwise(edges), pairwise(ends), strict=True):
             chunk_spans = {name: column[a:b] for name, column in spans.items()} | {"owner": spans["owner"][a:b] - first}
-            who, left, right, why, op, beside = self._cut(chunk_spans, last - first, t1 - t0, scale)
+            within = self._recorded(chosen.ranks[first:last], t0, t1)
+            who, left, right, why, op, beside = self._cut(chunk_spans, within, t1 - t0, scale)
             shift = t0 - who * scale
             parts.append((who + first, left + shift, right + shift, self._states(why, op), why, op, beside))
         owner, start, stop, state, rule, ops, hidden = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -168,16 +169,25 @@ class TimePartition:
         return Pieces(*common, owner, start, stop, state, rule, ops, hidden, chosen.sampled)
 
     def _cut(
-        self, spans: Columns, n: int, length: float, scale: float
+        self, spans: Columns, recorded: tuple[Floats, Floats], length: float, scale: float
     ) -> tuple[Ints, Floats, Floats, Ints, Ints, Ints]:
-        """Owner, begin and end (as keys), rule, op and hidden transfer of each piece of ``n`` ranks."""
-        key, ready, start, end = cuts(spans, n, length, scale)
+        """Owner, begin and end (as keys), rule, op and hidden transfer of each piece of some ranks, which were
+        ``recorded`` from and until when."""
+        key, ready, start, end = cuts(spans, len(recorded[0]), length, scale)
         owner = (key / scale + 1e-9).astype(np.int64)
         inside = owner[1:] == owner[:-1]
         if self.timeline.source != "simulated":  # what a rank did before its profile began, and after, nobody saw
-            inside &= seen(spans, n, scale, key[:-1], owner[:-1])
+            inside &= seen(recorded, scale, key[:-1], owner[:-1])
         why, op, beside = (column[:-1][inside] for column in self._holders(spans["op"], ready, start, end, len(key)))
         return owner[:-1][inside], key[:-1][inside], key[1:][inside], why, op, beside
+
+    def _recorded(self, ranks: Ints, t0: float, t1: float) -> tuple[Floats, Floats]:
+        """(ranks,) float each [s from ``t0`` on]: within a window, from when and until when ranks have spans. One that
+        had spans before it was seen from its begin on: a window may begin after a step that is left out."""
+        if self.timeline.source == "simulated":
+            return np.zeros(len(ranks)), np.full(len(ranks), t1 - t0)
+        first, last = (np.clip(moments[ranks] - t0, 0.0, t1 - t0) for moments in _first_and_last(self.timeline))
+        return first, last
 
     def of_rank(self, columns: OpColumns, rank: int, begin: float, end: float) -> Pieces:
         """The partition of a window for one rank alone."""
@@ -232,6 +242,18 @@ class TimePartition:
             [self._kernel[op], PieceState.EXPOSED, self._peer[op], PieceState.HOST, PieceState.STALL],
             self._nothing,
         )
+
+
+@kept_with_first(maxsize=None)
+def _first_and_last(timeline: Timeline) -> tuple[Floats, Floats]:
+    """(world_size,) float each [s]: when the first span of a rank is ready, and when its last ends; without spans
+    neither is ever."""
+    spans = timeline.spans()
+    first = np.full(timeline.world_size, np.inf)
+    last = np.full(timeline.world_size, -np.inf)
+    np.minimum.at(first, spans["rank"], spans["ready"])
+    np.maximum.at(last, spans["rank"], spans["end"])
+    return first, last
 
 
 @kept_with_first(maxsize=None)
