@@ -54,10 +54,35 @@ def test_collectives_of_a_copied_log(tmp_path: Path, copy: str):
     assert [told(row) for row in read.rows] == [told(row) for row in plain.rows]
 
 
-@pytest.mark.parametrize(
-    ("packed", "name"),
-    [(bz2.compress(b"text"), "bzip2"), (lzma.compress(b"text"), "xz"), (b"\x28\xb5\x2f\xfd\x20\x00", "zstd")],
-)
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
+def test_logs_of_other_packers_are_what_they_hold(tmp_path: Path, pack):
+    path = tmp_path / "log"
+    path.write_text(megatron(""))
+    plain = traces.read(path)
+    path.write_bytes(pack(megatron("").encode()))
+    assert traces.read(path).times == plain.times
+    path.write_bytes(pack(megatron("")[:200].encode()) + pack(megatron("")[200:].encode()))
+    assert traces.read(path).times == plain.times
+    path.write_bytes(pack(b"text")[:-6])
+    with pytest.raises(TraceError, match=r"cut off|no format"):
+        traces.read(path)
+    path.write_bytes(pack(b"text" * 100)[:20] + bytes(range(60)))
+    with pytest.raises(TraceError, match="damaged"):
+        traces.read(path)
+
+
+@pytest.mark.parametrize("wide", ["utf-16-le", "utf-16-be"])
+def test_wide_text_without_its_mark_is_read(tmp_path: Path, wide: str):
+    path = tmp_path / "log"
+    path.write_bytes(megatron("").encode(wide))
+    read = traces.read(path)
+    path.write_text(megatron(""))
+    assert isinstance(read, TrainingLog)
+    assert read.times == traces.read(path).times
+    assert read.times
+
+
+@pytest.mark.parametrize(("packed", "name"), [(b"\x28\xb5\x2f\xfd\x20\x00", "zstd")])
 def test_what_is_packed_otherwise_is_named(tmp_path: Path, packed: bytes, name: str):
     path = tmp_path / "log"
     path.write_bytes(packed)

@@ -142,6 +142,7 @@ FIRST_LINES: dict[str, tuple[str, list[Table]]] = {
     "capture of steps": ("capture", lines("steps.jsonl")),
     "inspector": ("json_lines", [json.loads(inspected(2, "AllReduce", 1 << 30, 61974, 485.1))]),
     "rccl-tests": ("json_lines", [benched()]),
+    "metrics of steps": ("step_table", [{"step": i, "step_time_s": 0.25, "loss": 2.0} for i in range(4)]),
 }
 TEXTS: dict[str, tuple[str, str]] = {
     "new table": ("nccl_tests", NEW),
@@ -163,6 +164,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "ops.csv": ("pipeline", (DATA / "traces" / "pipeline_2x2" / "ops.csv").read_text()),
     "steps.csv": ("pipeline", (DATA / "traces" / "pipeline_2x2" / "steps.csv").read_text()),
     "cuda_gpu_kern_sum": ("kernel_csv", SUMS),
+    "table of steps": ("step_table", "iteration,step_time_ms,loss\n1,500,2\n2,250,2\n3,260,2\n4,250,1\n"),
     "cuda_gpu_trace": ("kernel_csv", GPU_TRACE),
 }
 

@@ -30,6 +30,7 @@ from clustersim.files.traces import (
     pipeline_csv,
     saved,
     spans_csv,
+    step_tables,
     step_timers,
     tables,
     tensorboard,
@@ -137,6 +138,14 @@ _ROWS = (
         "NCCL's inspector plugin; rccl-tests' JSON",
         sniff=json_lines.sniff,
         read=json_lines.read,
+    ),
+    Format(
+        "step_table",
+        "table of steps",
+        "CSV, JSON lines or lists with a row a step: Lightning's CSVLogger, exports of Weights & Biases, scalars that "
+        "TensorBoard downloads, metrics of MaxText, LitGPT, detectron2, MMEngine, a loop of one's own",
+        sniff=step_tables.sniff,
+        read=step_tables.read,
     ),
     Format(
         "kineto",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import lzma
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,10 +30,20 @@ RESULT = "result.json"
 PICTURES = frozenset({".html", ".png", ".svg", ".pdf", ".gif"})
 """What is in a folder of traces, but is none: what reports and pictures of them were written to."""
 
+MOST_UNPACKING = 2**28
+"""Memory that a stream of xz may ask for [bytes]: ``xz -9`` asks for a quarter of this."""
 _GZIP = b"\x1f\x8b"
-_PACKED = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf\x27\x1c": "7-Zip"}
+_BZIP2 = b"BZh"
+_XZ = b"\xfd7zXZ\x00"
+_UNPACKED = (_GZIP, _BZIP2, _XZ)
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf\x27\x1c": "7-Zip"}
 _WIDE = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 """How PowerShell's ``>`` and ``Tee-Object`` write text, by its first bytes."""
+_UNMARKED = (
+    (re.compile(rb"(?:[\t\n\r -~]\0){8,}\Z"), "utf-16-le"),
+    (re.compile(rb"(?:\0[\t\n\r -~]){8,}\Z"), "utf-16-be"),
+)
+"""Such a text without its mark, as a pipe or an editor leaves it: letters and zeros in turn."""
 
 
 def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -136,7 +149,7 @@ def log(path: Path) -> str:
 def is_cut(path: Path) -> bool:
     """Whether a compressed file ends before its end."""
     with open(path, "rb") as file:
-        packed = file.read(2) == _GZIP
+        packed = file.read(6).startswith(_UNPACKED)
     return packed and as_far(path)[1]
 
 
@@ -151,16 +164,19 @@ def _too_large(path: Path, size: int | None) -> str:
 def _pieces(path: Path, step: int = 4 * 2**20) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
-            mark = file.read(6)
-            first = mark[:2]
+            mark = file.read(64)
             packer = next((name for magic, name in _PACKED.items() if mark.startswith(magic)), None)
             if packer is not None:
                 raise TraceError(f"{path}: packed by {packer}, which is not read; unpack it, or pack it with gzip")
             file.seek(0)
-            if first == _GZIP:
+            wide = _WIDE.get(mark[:2]) or next((name for shape, name in _UNMARKED if shape.match(mark)), None)
+            if mark.startswith(_GZIP):
                 yield from _gunzip(path, file, step)
-            elif first in _WIDE:
-                yield from _narrowed(file, first, step)
+            elif mark.startswith((_BZIP2, _XZ)):
+                yield from _unpack(path, file, step)
+            elif wide is not None:
+                file.seek(2 if mark[:2] in _WIDE else 0)
+                yield from _narrowed(file, wide, step)
             else:
                 while piece := file.read(step):
                     yield piece
@@ -168,10 +184,32 @@ def _pieces(path: Path, step: int = 4 * 2**20) -> Iterator[bytes]:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _narrowed(file: BinaryIO, mark: bytes, step: int) -> Iterator[bytes]:
-    """A text in UTF-16 as UTF-8, without its mark; what is none is replaced."""
-    file.seek(len(mark))
-    decoder = codecs.getincrementaldecoder(_WIDE[mark])(errors="replace")
+def _unpack(path: Path, file: BinaryIO, step: int) -> Iterator[bytes]:
+    """Decompressed pieces of a file of bzip2 or xz, which may hold several streams."""
+    is_xz = file.read(len(_XZ)) == _XZ
+    packer = "xz" if is_xz else "bzip2"
+    file.seek(0)
+    unpacker: bz2.BZ2Decompressor | lzma.LZMADecompressor | None = None
+    left = b""
+    try:
+        while data := left or file.read(step):
+            if unpacker is None or unpacker.eof:
+                if unpacker is not None and data.strip(b"\0") == b"":
+                    return  # what fills a stream of xz to four bytes
+                unpacker = lzma.LZMADecompressor(memlimit=MOST_UNPACKING) if is_xz else bz2.BZ2Decompressor()
+            yield unpacker.decompress(data, step)
+            while not unpacker.eof and not unpacker.needs_input:
+                yield unpacker.decompress(b"", step)
+            left = unpacker.unused_data if unpacker.eof else b""
+    except (OSError, lzma.LZMAError) as error:
+        raise TraceError(f"{path}: the {packer} file is damaged: {error}") from None
+    if unpacker is not None and not unpacker.eof:
+        raise CutOffError(f"{path}: the {packer} file is cut off; copy it again")
+
+
+def _narrowed(file: BinaryIO, wide: str, step: int) -> Iterator[bytes]:
+    """A text in UTF-16 as UTF-8; what is none is replaced."""
+    decoder = codecs.getincrementaldecoder(wide)(errors="replace")
     while piece := file.read(step):
         yield decoder.decode(piece).encode("utf-8", errors="replace")
     yield decoder.decode(b"", final=True).encode("utf-8", errors="replace")

@@ -122,7 +122,7 @@ def read(paths: Sequence[Path]) -> TrainingLog:
             f"{paths[0]}: no step time of Megatron-LM, torchtitan, nanotron, NeMo, Composer, DeepSpeed or the "
             f"Trainer in it, nor of another framework whose steps are read{losses if collected.bars.of_trainer else ''}"
         )
-    return _told(", ".join(map(str, paths)), collected, steps)
+    return told_of(", ".join(map(str, paths)), collected, steps)
 
 
 def _take(line: str, collected: Collected) -> None:
@@ -301,7 +301,8 @@ def _once(steps: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [max(run, key=lambda logged: logged[1]) for run in runs]
 
 
-def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> TrainingLog:
+def told_of(source: str, collected: Collected, steps: list[tuple[int, float]]) -> TrainingLog:
+    """What a log says, for people and as figures, of steps and their seconds."""
     steady = [seconds for _, seconds in steps[1:]] or [seconds for _, seconds in steps]
     step = median(steady) if steady else None
     parts = [
