@@ -45,6 +45,7 @@ LINES = {
     ),
     "modded-nanoGPT": ("step:{i}/1750 train_time:{s}00ms step_avg:80.1ms\n", 0.3),
     "nanochat": ("step 0000{i}/21400 (0.1%) | loss: 11.0 | dt: 46{i}.00ms | tok/sec: 1,143 | mfu: 48.1\n", 0.4655),
+    "Keras": ("{i}/500 [==>....] - ETA: 2:10 - 1s 2{i}0ms/step - loss: 2.3\n", 0.255),
     "timm": ("Train: 0 [ {i}50/1251 ( 4%)]  Loss: 6.9 (6.9)  Time: 0.3{i}0s, 3400.1/s  (0.31s, 3300.1/s)\n", 0.355),
     "PyTorch's ImageNet example": (
         "Epoch: [0][ {i}0/5005]\tTime  0.3{i}0 ( 0.355)\tData  0.01 ( 0.05)\tLoss 7\n",
@@ -67,7 +68,7 @@ LINES = {
 
 
 def test_each_framework_has_a_line():
-    assert {row.framework for row in step_lines.LINES} - {"torchtune"} == set(LINES)
+    assert {row.framework for row in step_lines.LINES} - {"torchtune", "torch_xla's examples"} == set(LINES)
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: ", "node3: "])
@@ -78,6 +79,13 @@ def test_a_line_tells_a_step(tmp_path: Path, framework: str, prefix: str):
     read = told(tmp_path / "log", "starting\n" + text)
     assert read.framework == framework
     assert read.step_time_s == pytest.approx(seconds, rel=1e-3)
+
+
+def test_torch_xlas_examples_log_rates_without_a_time(tmp_path: Path):
+    line = "| Training Device=xla:0/0 Epoch=1 Step={i} Loss=6.9 Rate=512.5 GlobalRate=498.0 Time=14:20:0{i}\n"
+    read = told(tmp_path / "log", "".join(line.format(i=i) for i in range(5)))
+    assert read.step_time_s is None
+    assert read.rates == {"samples/s of a device": 512.5, "samples/s of a device, mean of the run": 498.0}
 
 
 def passes(every: int = 1) -> str:

@@ -24,6 +24,23 @@ UNREAD = {
     "nvprof": (NVPROF.encode(), "report of nvprof.*nsys profile"),
     "jax": (JAX.encode(), "profile of JAX or XLA.*nsys"),
     "xplane": (b"\x0a\x40\x08\x01\x12\x0b/device:GPU:0 (NVIDIA)".ljust(120, b"\0"), "profile of JAX or XLA"),
+    "OSU": (
+        b"# OSU MPI-CUDA Allreduce Latency Test v7.4\n# Size  Avg Latency(us)\n4 18.3\n",
+        "OSU.*how many ranks.*CSV",
+    ),
+    "perftest": (b" RDMA_Write BW Test\n #bytes #iterations BW peak[Gb/sec]\n", "perftest.*describe --keys topology"),
+    "nvbandwidth": (b'{"nvbandwidth": {"testcases": []}}', "report of nvbandwidth.*describe --keys topology"),
+    "MSCCL++": (b"|  Size   | Time(us)| AlgBW(GB/s) | Correctness|\n", "MSCCL.*give a CSV"),
+    "Linpack": (b"HPLinpack 2.1  --  High-Performance Linpack\n", "Linpack, which is not read"),
+    "nvidia-smi": (
+        b"timestamp, index, utilization.gpu [%], clocks.sm [MHz]\n1, 0, 98 %, 1755 MHz\n",
+        "counters of GPUs",
+    ),
+    "dmon": (b"# gpu    pwr  gtemp  mtemp     sm\n# Idx      W      C\n    0    650   60\n", "counters.*dcgm-exporter"),
+    "a checkpoint's state": (b'{"global_step": 2, "log_history": [{"loss": 2.0, "step": 1}]}', "without times.*bar"),
+    "torch_xla": (b"Metric: CompileTime\n  TotalSamples: 4\n", "metrics report of torch_xla.*step_time_s"),
+    "timm's epochs": (b"epoch,train_loss,eval_loss\n0,6.9,6.8\n", "an epoch is no step"),
+    "MLPerf": (b':::MLLOG {"namespace": "", "time_ms": 1750000000000}\n', "MLLOG.*the framework's own log"),
     "ascend": (ASCEND.encode(), "profile of Ascend NPUs"),
 }
 

@@ -17,7 +17,7 @@ from itertools import groupby, pairwise
 from statistics import median
 
 _NUMBER = r"\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?"
-_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 LONGEST = 5_000
 """Characters of a line that may log a step: verl's have hundreds of values."""
 _CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
@@ -124,6 +124,21 @@ LINES = (
     _row("llm.c", "tok/s", r"\bstep\s+(?P<step>\d{1,12})/\d+ \|.*\| (?P<time>N) (?P<unit>ms) \|"),
     _row("modded-nanoGPT", "train_time", r"\bstep:(?P<step>\d{1,12})/\d+ .*train_time:(?P<since>N)(?P<unit>ms)"),
     _row("nanochat", "dt:", r"\bstep\s+(?P<step>\d{1,12})(?:/\d+)?\b.*\| dt: (?P<time>N) ?(?P<unit>ms|s)\b"),
+    _row(
+        "Keras",
+        "/step",
+        r"(?<![\d/])(?P<step>\d{1,12})/\d{1,12} (?:\[|━).*[- ](?P<time>N)(?P<unit>us|ms|s)/step",
+        "a mean over an epoch so far",
+    ),
+    _row(
+        "torch_xla's examples",
+        "GlobalRate=",
+        r"\bStep=(?P<step>\d{1,12}) .*\bRate=N\b",
+        **{
+            "samples/s of a device": r"(?<!Global)Rate=(N)",
+            "samples/s of a device, mean of the run": r"GlobalRate=(N)",
+        },
+    ),
     _row("timm", "Train:", r"\bTrain: \d+ \[\s*(?P<step>\d{1,12})/.*\bTime: (?P<time>N)s,"),
     _row(
         "PyTorch's ImageNet example",

@@ -17,6 +17,15 @@ class UnreadKind(NamedTuple):
 
 
 _KINETO = "give the trace that prof.export_chrome_trace or tensorboard_trace_handler writes"
+_TABLE = "give a CSV with the columns collective,size_bytes,time_us,ranks (in microseconds; more: nodes, dtype)"
+_OF_GPUS = (
+    "it has no steps and no collectives: `clustersim diagnose` reads pages of dcgm-exporter, and logs and profiles of "
+    "the job"
+)
+_OF_A_LINK = (
+    "what a link or a GPU reaches alone is a field of the machine: `clustersim describe --keys topology` names it, and "
+    "`clustersim check` says what of a machine is assumed"
+)
 _NSYS = "record with `nsys profile` and give `nsys stats --report cuda_gpu_trace --format csv` of it"
 KINDS = (
     UnreadKind(
@@ -34,6 +43,57 @@ KINDS = (
         "a profile of JAX or XLA",
         re.compile(rb"\"hlo_(?:op|module)\"|/device:(?:GPU|TPU):\d"),
         "its kernels name no collective's size: " + _NSYS + ", or NCCL's inspector",
+    ),
+    UnreadKind(
+        "a table of the OSU micro-benchmarks",
+        re.compile(rb"^# OSU \S+ \w", re.MULTILINE),
+        "it says neither how many ranks there are nor on how many nodes: " + _TABLE,
+    ),
+    UnreadKind(
+        "a report of perftest (ib_write_bw and its kin)",
+        re.compile(rb"(?:RDMA_Write|RDMA_Read|Send|Atomic\w*) (?:Post List )?(?:Bidirectional )?(?:BW|Latency) Test"),
+        _OF_A_LINK,
+    ),
+    UnreadKind("a report of nvbandwidth", re.compile(rb"nvbandwidth Version|\"nvbandwidth\" ?:"), _OF_A_LINK),
+    UnreadKind(
+        "a table of MSCCL++'s tests",
+        re.compile(rb"Time\(us\)\s*\|\s*AlgBW|^# +size +count +time +algbw +busbw +#wrong", re.MULTILINE),
+        _TABLE,
+    ),
+    UnreadKind(
+        "a report of gpu-burn or of Linpack",
+        re.compile(rb"Gflop/s\)\s+errors:|HPLinpack|HPL-MxP|HPL-NVIDIA"),
+        _OF_A_LINK,
+    ),
+    UnreadKind(
+        "a log of counters of GPUs (nvidia-smi, dcgmi, rocm-smi)",
+        re.compile(
+            rb"^#Entity +\w|^# gpu +(?:pwr|sm|fb|mclk|rxpci)\b|\butilization\.gpu\b|\bclocks\.(?:current\.)?(?:sm|gr)\b"
+            rb"|^device,.*GPU use \(%\)",
+            re.MULTILINE,
+        ),
+        _OF_GPUS,
+    ),
+    UnreadKind(
+        "the state of a checkpoint of Hugging Face's Trainer",
+        re.compile(rb"\"log_history\" ?: ?\["),
+        "it has losses without times until training ends: give the log, whose progress bar and last line have them, "
+        "or all_results.json",
+    ),
+    UnreadKind(
+        "a metrics report of torch_xla",
+        re.compile(rb"^Metric: (?:CompileTime|ExecuteTime|TransferToDeviceTime)", re.MULTILINE),
+        "a step may be several of its executions: give the log of steps, or a table with step and step_time_s",
+    ),
+    UnreadKind(
+        "a table of epochs",
+        re.compile(rb"^epoch,(?!.*\bstep)", re.MULTILINE),
+        "an epoch is no step: give a table with step and step_time_s, or the log",
+    ),
+    UnreadKind(
+        "a log of MLPerf's (MLLOG)",
+        re.compile(rb":::MLLOG \{"),
+        "its times are of events, of which nothing says how many steps lie between: give the framework's own log",
     ),
     UnreadKind(
         "a profile of Ascend NPUs",
