@@ -105,3 +105,49 @@ def test_a_published_trace_has_the_phases_that_its_author_marked(shared: Path):
     assert spent["backward"] > 2 * spent["forward"] > 0
     assert "attention sublayer" in {op.label.unit for op in run.ops if op.label}
     assert json.dumps(sorted({op.step for op in run.ops})) == "[0]"
+
+
+def several(path: Path, kernels: list[tuple[int, int, int, int, str]]) -> Path:
+    """An export of kernels (process, GPU, start, end [ms], name) without a range."""
+    names = {name: i for i, name in enumerate(dict.fromkeys(name for *_, name in kernels), 1)}
+    with sqlite3.connect(path) as base:
+        base.execute("create table StringIds (id, value)")
+        base.executemany("insert into StringIds values (?, ?)", [(i, name) for name, i in names.items()])
+        base.execute(
+            "create table CUPTI_ACTIVITY_KIND_KERNEL "
+            "(globalPid, start, end, correlationId, shortName, deviceId, streamId)"
+        )
+        base.executemany(
+            "insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (process << 24, start * 10**6, end * 10**6, i, names[name], device, 20 if "nccl" in name else 7)
+                for i, (process, device, start, end, name) in enumerate(kernels)
+            ],
+        )
+    base.close()
+    return path
+
+
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+
+
+def test_nccls_kernels_without_a_range_are_kept_as_measured(tmp_path: Path):
+    kernels = [(1 + gpu, gpu, *row) for gpu in range(2) for row in [(0, 10, "gemm"), (10, 14, NCCL), (14, 20, "gemm")]]
+    run = traces.read(several(tmp_path / "p.sqlite", kernels))
+    assert run.world_size == 2
+    kept = [op for op in run.ops if op.kind == "all_reduce"]
+    assert len(kept) == 2
+    told = " ".join(str(key) for key in run.stats)
+    assert "neither size nor group is told" in told
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_each_gpu_of_one_process_is_a_rank(tmp_path: Path, gpus: int):
+    kernels = [(1, gpu, 10 * i, 10 * i + 9, "gemm") for gpu in range(gpus) for i in range(3)]
+    assert traces.read(several(tmp_path / "p.sqlite", kernels)).world_size == gpus
+
+
+def test_a_context_on_another_gpu_is_no_rank(tmp_path: Path):
+    kernels = [(1, 0, 10 * i, 10 * i + 9, "gemm") for i in range(3)] + [(2, 0, 0, 1, "fill")]
+    kernels += [(2, 1, 10 * i, 10 * i + 9, "gemm") for i in range(3)]
+    assert traces.read(several(tmp_path / "p.sqlite", kernels)).world_size == 2

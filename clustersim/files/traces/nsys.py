@@ -1,8 +1,9 @@
 """Nsight Systems' sqlite export (``nsys export --type sqlite``) -> a measured Timeline.
 
-A rank is a process that ran NCCL kernels. NCCL annotates its calls with NVTX ranges (``ncclAllReduce``) whose payload
-says the bytes; a kernel belongs to the range that its launch call lies in, on the same thread. Inside a group
-(``ncclGroupStart``) the launch comes at the group's end: then the n-th call of a thread is its n-th kernel.
+A rank is a process that ran kernels, or each GPU of a process that drives several. NCCL annotates its calls with NVTX
+ranges (``ncclAllReduce``) whose payload says the bytes; a kernel belongs to the range that its launch call lies in, on
+the same thread. Inside a group (``ncclGroupStart``) the launch comes at the group's end: then the n-th call of a thread
+is its n-th kernel. A kernel that belongs to none is kept as a time that holds the wait for peers.
 What people marked themselves tells a kernel's step, phase and layer, by the ranges that its launch lies in.
 NCCL's payload counts ``sendcount`` for all_gather and ``recvcount`` for reduce_scatter, so S is that times the ranks.
 """
@@ -13,7 +14,7 @@ import bisect
 import json
 import re
 import sqlite3
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -24,7 +25,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.joining import join
-from clustersim.files.traces.profiled import ProfiledWork, RankCollective, RankTrace
+from clustersim.files.traces.profiled import UNNAMED, UNSIZED, ProfiledWork, RankCollective, RankTrace, unsized
 from clustersim.files.traces.samples import dtype_of, kind_of
 
 _MAGIC = b"SQLite format 3\0"
@@ -90,18 +91,23 @@ class _Export:
         launches = self._launches()
         marked = self._marked()
         calls, members = self._calls()
-        kernels_of: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
-        for row in self._kernels():
-            kernels_of[row[0]].append(row)
+        kernels_of = _by_gpu(list(self._kernels()))
         if not kernels_of:
             raise TraceError(f"{self.path}: no kernel was recorded")
         world = max((n for _, n in members.values()), default=len(kernels_of))
+        processes = Counter(process for process, _ in kernels_of)
+        # Of a process that drives several GPUs, its communicators' last number is of any of them.
+        member_ranks = {process: rank for process, (rank, _) in members.items() if processes[process] == 1}
         traces = []
-        for order, process in enumerate(sorted(kernels_of, key=lambda p: members.get(p, (kernels_of[p][0][5], 0))[0])):
-            rank = members.get(process, (order, 0))[0]
-            source = f"{self.path} (process {process >> 24 & 0xFFFFFF})"
-            trace = RankTrace(rank, world, source, host=self.path.name)
-            self._fill(trace, kernels_of[process], launches, calls, marked.get(process, Ranges(())))
+        for order, (process, device) in enumerate(
+            sorted(kernels_of, key=lambda gpu: (member_ranks.get(gpu[0], gpu[1]), gpu))
+        ):
+            rank = member_ranks.get(process, order)
+            alone = "" if processes[process] == 1 else f", GPU {device}"
+            source = f"{self.path} (process {process >> 24 & 0xFFFFFF}{alone})"
+            trace = RankTrace(rank, max(world, len(kernels_of)), source, host=self.path.name)
+            rows = kernels_of[process, device]
+            self._fill(trace, rows, launches, calls, marked.get(process, Ranges(())))
             traces.append(trace)
         return traces
 
@@ -182,9 +188,37 @@ class _Export:
             if call is None and len(thread_ids) == 1 and len(order) == len(nccl):
                 call = order[i]
             if call is None:
-                trace.skipped["an NCCL kernel without an NVTX range that says its size"] += 1
+                self._unsized(trace, row, name, marked.at(launches.get((row[0], row[3]), (row[1], 0))[0], 0).step)
             else:
                 trace.seen.append(replace(_seen(call, row, name, trace.world), step=max(marked.at(call[0], 0).step, 0)))
+
+    def _unsized(self, trace: RankTrace, row: tuple[Any, ...], name: str, step: int) -> None:
+        """Take an NCCL kernel whose call no range with a size holds."""
+        seen = unsized(name, row[1] * 1e-9, row[2] * 1e-9, max(step, 0), trace.rank, trace.world)
+        trace.skipped[UNSIZED if seen is not None else UNNAMED] += 1
+        if seen is not None:
+            trace.seen.append(seen)
+
+
+MINOR = 0.05
+"""A GPU on which a process runs less than this share of what it runs on its busiest is not one that it drives: a
+context, or a copy, on another's."""
+
+
+def _by_gpu(rows: Sequence[tuple[Any, ...]]) -> dict[tuple[int, int], list[tuple[Any, ...]]]:
+    """Kernels and copies by process and the GPU that it drives, each of the GPUs where it drives several."""
+    busy: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for process, start, end, *_, device, _ in rows:
+        busy[process][device] += max(end - start, 1)
+    driven = {
+        process: [device for device, time in times.items() if time >= MINOR * max(times.values())]
+        for process, times in busy.items()
+    }
+    by_gpu: defaultdict[tuple[int, int], list[tuple[Any, ...]]] = defaultdict(list)
+    for row in rows:
+        devices = driven[row[0]]
+        by_gpu[row[0], row[5] if row[5] in devices else devices[0]].append(row)
+    return by_gpu
 
 
 def _enclosing(calls: dict[int, list[Call]], launch: tuple[int, int] | None) -> Call | None:
