@@ -306,6 +306,24 @@ def test_a_tray_of_a_rack_says_where_nvlink_ends(tmp_path: Path):
     assert not made(tmp_path, matrix(8, lambda i, j: "NV18"), gpu="H100-SXM5-80GB").assumed
 
 
+def tray_with_nics() -> str:
+    """As nvidia-smi prints it of two Graces, whose NICs are far from every GPU."""
+    parts = [*(f"GPU{i}" for i in range(4)), *(f"NIC{i}" for i in range(4))]
+    rows = ["\t".join(["", *parts, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    for i, name in enumerate(parts):
+        words = ["X" if i == j else "NV18" if max(i, j) < 4 else "SYS" for j in range(8)]
+        rows.append("\t".join([name, *words, *([f"{72 * (i // 2)}-1", f"{i // 2},2", "N/A"] if i < 4 else [])]))
+    return "\n".join([*rows, ""])
+
+
+def test_nics_that_are_far_from_every_gpu_are_spread_over_the_cpus_and_said(tmp_path: Path):
+    tray = made(tmp_path, tray_with_nics(), gpu="GB200", nics=(4, 400.0))
+    assert tray.vertex_kinds.count("cpu") == 2
+    assert any("being far (SYS) from every GPU" in line for line in tray.assumed)
+    assert tray.node_types[0].cpu_vendor == "arm"
+    assert any("no NVLink-C2C" in line for line in tray.assumed)
+
+
 def amd(gpus: int) -> str:
     """As amd-smi topology prints it."""
     names = [f"0000:{i:02x}:00.0" for i in range(gpus)]

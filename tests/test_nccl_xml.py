@@ -416,6 +416,34 @@ def test_what_nics_speak_is_of_their_class_id_and_name(tmp_path: Path, old: str,
     assert machine.node_types[0].net == net
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "net"),
+    [
+        ("mlx5_", "mlx5_", "ib_host"),
+        ('class="0x020700" vendor="0x15b3"', 'class="0x020000" vendor="0x15b3" device="0x1021"', "ib_host"),
+        ("mlx5_", "rdmap8s", "efa_host"),
+    ],
+)
+def test_nics_of_a_dump_that_do_not_reach_gpus_are_played_so_and_said(tmp_path: Path, old: str, new: str, net: str):
+    text = re.sub(r'(<net [^>]*?)(?: gdr="1")?(/>)', r'\1 gdr="0"\2', dgx_h100().replace(old, new))
+    said, _, machine = made_of(text, tmp_path)
+    assert machine.node_types[0].net == net
+    assert "GPUDirect RDMA is off, as the file has it (gdr 0)" in said
+    some = tmp_path / "some"
+    some.mkdir()
+    said, _, machine = made_of(text.replace('gdr="0"', 'gdr="1"', 1), some)
+    assert not machine.node_types[0].net.endswith("_host")
+    assert "taken as if they did" in said
+
+
+@pytest.mark.parametrize(("gdr", "net"), [("0", "tcp"), ("1", "tcpxo")])
+def test_googles_nics_speak_tcp_or_what_its_plugin_makes_of_it(tmp_path: Path, gdr: str, net: str):
+    text = dgx_h100().replace('class="0x020700" vendor="0x15b3"', 'class="0x020000" vendor="0x1ae0"')
+    text = re.sub(r'(<net [^>]*?)(?: gdr="1")?(/>)', rf'\1 gdr="{gdr}"\2', text)
+    _, _, machine = made_of(text, tmp_path)
+    assert machine.node_types[0].net == net
+
+
 def test_a_file_written_for_nccl_has_the_boards_nvlink_though_it_lists_gpus(tmp_path: Path):
     gpu = re.compile(r'(<pci busid="\d+:0\d:00.0" class="0x030200"[^>]*)/>')
     inside = gpu.sub(r'\1><gpu dev="0" sm="90" rank="0" gdr="1"/></pci>', tree())
@@ -466,3 +494,27 @@ def test_a_gpu_that_ranks_share_is_one_and_a_tray_says_where_nvlink_ends(tmp_pat
     said, _, machine = made_of(text.replace("</gpu>", '</gpu><gpu dev="0" sm="100" rank="9"/>', 1), shared)
     assert len(machine.node_gpus(0)) == 2
     assert "gpu0: 2 ranks share it" in said
+
+
+FABRICS = {
+    "ibnetdiscover": "# Topology file: generated on Mon Jan 10\nvendid=0x2c9\nswitchguid=0xb8(b8)\n",
+    "iblinkinfo": "CA: node0 mlx5_0:\n   0x00a1  10  1[  ] ==( 4X  106.25 Gbps Active/  LinkUp)==>  1\n",
+    "Slurm's topology": "SwitchName=s0 Nodes=node[0-3]\nSwitchName=s2 Switches=s[0-1]\n",
+    "LLDP": '{"lldp":{"interface":[]}}\n',
+}
+BLOCKS = {"block plugin": "BlockName=b1 Nodes=n[01-18]\nBlockSizes=16\n", "YAML": "- topology: a\n  tree:\n"}
+
+
+@pytest.mark.parametrize(("tool", "text"), [*FABRICS.items(), *(("Slurm's topology", t) for t in BLOCKS.values())])
+def test_what_tells_switches_alone_is_named_with_what_to_give(tmp_path: Path, tool: str, text: str):
+    path = tmp_path / "f"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match=f"is of {tool}, which tells the network between machines"):
+        topology_text([path])
+
+
+def test_the_channels_that_nccl_chose_are_no_machine(tmp_path: Path):
+    path = tmp_path / "f"
+    path.write_text('<graphs version="1"><graph id="0" pattern="4"/></graphs>')
+    with pytest.raises(TopologyError, match="NCCL_GRAPH_DUMP_FILE.*give what NCCL_TOPO_DUMP_FILE"):
+        topology_text([path])

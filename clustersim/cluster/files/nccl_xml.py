@@ -46,15 +46,20 @@ def topology_text(path: Path | Sequence[Path], gpu: str | None = None, nics: tup
     return XmlMachine(document, machine, gpu, nics, also).text()
 
 
-_FABRIC = re.compile(r"^# Topology file: generated on|^switchguid=0x", re.MULTILINE)
-"""Of ibnetdiscover."""
+_FABRIC = {
+    "ibnetdiscover": re.compile(r"^# Topology file: generated on|^switchguid=0x", re.MULTILINE),
+    "iblinkinfo": re.compile(r"^(?:CA|Switch): .*:$\n.*==\(\s*\d+X\s", re.MULTILINE),
+    "Slurm's topology": re.compile(r"^(?:SwitchName|BlockName)=|^- topology: ", re.MULTILINE | re.IGNORECASE),
+    "LLDP": re.compile(r"^\{\s*\"lldp\"|^LLDP neighbors:", re.MULTILINE),
+}
+"""Of tools and files that tell which switches machines hang off."""
 _PASSED_OVER = re.compile(r"<!--.*?-->|<\?xml\b.*?\?>", re.DOTALL)
 
 
 def _system(text: str, path: Path) -> ET.Element:
-    if _FABRIC.search(text):
+    if tool := next((name for name, pattern in _FABRIC.items() if pattern.search(text)), ""):
         raise TopologyError(
-            f"{path}: is of ibnetdiscover, which tells the network between machines and nothing inside of one; give "
+            f"{path}: is of {tool}, which tells the network between machines and nothing inside of one; give "
             "nvidia-smi topo -m or NCCL_TOPO_DUMP_FILE of a node, and say the network in [fabric] of what is written"
         )
     # NCCL's own reader passes over comments that XML forbids: a line of dashes, or one before the declaration.
@@ -65,6 +70,11 @@ def _system(text: str, path: Path) -> ET.Element:
         root = ET.fromstring(plain)
     except (ET.ParseError, ValueError, RecursionError) as error:
         raise TopologyError(f"{path}: is not XML: {error}") from None
+    if root.tag == "graphs":
+        raise TopologyError(
+            f"{path}: is of NCCL_GRAPH_DUMP_FILE, the channels that NCCL chose and not the machine; give what "
+            "NCCL_TOPO_DUMP_FILE writes in the same run"
+        )
     if root.tag != "system":
         raise TopologyError(f"{path}: holds <{texts.short(root.tag)}>, not the <system> of NCCL_TOPO_DUMP_FILE")
     _part_merged(root)

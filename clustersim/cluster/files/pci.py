@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-from clustersim.core.errors import TopologyError
+from clustersim.core.errors import TopologyError, few
 from clustersim.core.paths import data_path
 from clustersim.core.texts import toml
 
@@ -24,7 +24,11 @@ _BY_CLASS = {"0x0207": "ib", "0x0208": "opa"}
 _ETHERNET = "0x0200"
 VERBS = ("", "verbs", "ib", "roce")
 """What a NIC speaks of which ibstat's link layer tells more."""
+GVNIC = "gvnic"
+"""What Google's virtual NICs are, of which GPUDirect-TCPX and TCPXO are plug-ins."""
+_GOOGLE = "0x1ae0"
 FAMILIES = {
+    GVNIC: ("tcp", "tcpx", "tcpxo"),
     "ib": ("ib", "ib_host"),
     "roce": ("roce", "ib", "ib_host"),
     "verbs": ("ib", "ib_host", "roce"),
@@ -52,10 +56,39 @@ def gpus_of(device_id: str) -> list[str]:
     return _ids().get(device_id.lower(), [])
 
 
-def spoken(kind: str, device_id: str, name: str, *, sockets: bool) -> str:
+def of_google(direct: bool, few: bool) -> tuple[str, str]:
+    """The ``net`` of a node with Google's virtual NICs, and what of it is assumed; ``few`` : than GPUs.
+
+    >>> of_google(False, True), of_google(True, True)[0], of_google(True, False)[0]
+    (('tcp', ''), 'tcpx', 'tcpxo')
+    """
+    if not direct:
+        return "tcp", ""
+    return ("tcpx", "GPUDirect-TCPX, as of A3 High") if few else ("tcpxo", "GPUDirect-TCPXO, as of A3 Mega")
+
+
+def not_direct(without: Sequence[str], every: bool) -> str:
+    """What to say of NICs that do not reach GPU memory."""
+    taken = "bytes pass host memory" if every else "they are taken as if they did, as the others do"
+    return f"{few(without, 3)}: GPUDirect RDMA is off, as the file has it (gdr 0): {taken}; is nvidia-peermem loaded?"
+
+
+def staged(net: str, guess: str) -> tuple[str, str]:
+    """The ``net`` of NICs that do not reach GPU memory, and what of it is assumed.
+
+    >>> staged("ib", ""), staged("roce", ""), staged("efa", ""), staged("tcp", "")
+    (('ib_host', ''), ('ib_host', "RoCE's is taken as InfiniBand's"), ('efa_host', ''), ('tcp', ''))
+    """
+    if net == "roce":
+        return "ib_host", "RoCE's is taken as InfiniBand's"
+    return {"ib": "ib_host", "efa": "efa_host", "efa_sendrecv": "efa_host"}.get(net, net), guess
+
+
+def spoken(kind: str, device_id: str, name: str, *, sockets: bool, maker: str = "") -> str:
     """What a NIC speaks: a key of :data:`FAMILIES`, or nothing where neither id nor name tells.
 
-    kind : its PCI class. name : of its network device. sockets : NCCL lists it as a plain interface.
+    kind : its PCI class. name : of its network device. sockets : NCCL lists it as a plain interface. maker : its PCI
+        vendor.
 
     >>> spoken("0x020700", "", "mlx5_0", sockets=False), spoken("0x020000", "0x1021", "mlx5_0", sockets=False)
     ('ib', 'roce')
@@ -66,6 +99,8 @@ def spoken(kind: str, device_id: str, name: str, *, sockets: bool) -> str:
         return _SOCKETS
     if device_id.lower().startswith("0xefa"):
         return "efa"
+    if maker.lower() == _GOOGLE:
+        return GVNIC
     told = next((word for pattern, word in _BY_NAME if re.match(pattern, name)), "") or _BY_CLASS.get(kind[:6], "")
     if told or (not name.startswith("mlx5") and not device_id):
         return told

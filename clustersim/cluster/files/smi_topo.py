@@ -76,12 +76,16 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
         root.set("near", wires.TRAY)
     elif "SXM" in kind.name and _in_pairs(matrix):
         root.set("near", f"NVLinks join pairs, as bridges join cards, and {kind.name} is no card: is it this GPU?")
+    homes = _homes(matrix, numa, root)
+    if kind.name.startswith(RACKS):
+        _say(
+            root, "GPUs reach their Grace by PCIe, as the file names no NVLink-C2C; --topology of a shipped rack has it"
+        )
     cpus: dict[str, ET.Element] = {}
     under = [_together(matrix, near) for near in _NEAR]
     switches: dict[tuple[int, str], ET.Element] = {}
     for name, row in matrix.items():
-        home = numa.get(name) or next((numa[o] for o in matrix if o in numa and row[o] not in ("SYS", "SOC")), "0")
-        above = cpus.setdefault(home, ET.Element("cpu", numaid=home))
+        above = cpus.setdefault(homes[name], ET.Element("cpu", numaid=homes[name]))
         inner, outer = (joined[name] for joined in under)
         for level, members in ((1, outer), (0, inner)):
             if len(members) > 1 and (level or members != outer):
@@ -91,9 +95,32 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
                 above = switches[key]
         _part(above, name, row, kind, names.get(name, name))
     root.extend(cpus.values())
+    for cpu in cpus.values() if kind.name.startswith(RACKS) else ():
+        cpu.set("arch", "aarch64")
     for part in root.iter("gpu") if hidden else ():
         del part.attrib["sm"]  # as in a file of the PCI tree alone: NVLink is the board's
     return root
+
+
+def _say(root: ET.Element, assumed: str) -> None:
+    """Add a line of what is assumed."""
+    root.set("near", "\n".join(filter(None, (root.get("near", ""), assumed))))
+
+
+def _homes(matrix: Matrix, numa: Mapping[str, str], root: ET.Element) -> dict[str, str]:
+    """The NUMA node of each part: a NIC's is that of a GPU that it is not far from. NICs that are far from every GPU
+    hang off another CPU where one has all GPUs, else off any of theirs, which is said."""
+    sockets = list(dict.fromkeys(numa.values()))
+    homes: dict[str, str] = {}
+    for name, row in matrix.items():
+        near = (numa[peer] for peer in matrix if peer in numa and row[peer] not in ("SYS", "SOC"))
+        homes[name] = numa.get(name) or next(near, "")
+    far = [name for name, home in homes.items() if not home]
+    for i, name in enumerate(far):
+        homes[name] = sockets[i * len(sockets) // len(far)] if len(sockets) > 1 else "0"
+    if far and len(sockets) > 1:
+        _say(root, f"{few(far, 3)}: as if spread over the CPUs, being far (SYS) from every GPU in the file")
+    return homes
 
 
 def named_gpu(text: str, path: Path) -> str:

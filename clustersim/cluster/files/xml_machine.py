@@ -65,8 +65,9 @@ class XmlMachine:
         self.nic_ids: dict[str, str] = {}
         self.labels: dict[str, str] = {}  # of NICs, as the system calls them
         self.speaks: dict[str, str] = {}  # of NICs: pci.spoken
+        self.direct: dict[str, bool] = {}  # of NICs: whether they reach GPU memory, where the file says it
         self.homes: dict[str, str] = {}  # of GPUs: their CPU
-        self.assumed: list[str] = [root.get("near", "")] if root.get("near") else []
+        self.assumed: list[str] = root.get("near", "").splitlines()
         self.sources: dict[str, str] = {}  # of a kind of link or of a NIC that the file does not tell
         self.gen = 0
         cpus = root.findall("cpu")
@@ -90,6 +91,7 @@ class XmlMachine:
         self._inactive()
         self._ports()
         self._nic_rates(nics)
+        self._direct()
 
     def _one_host(self, cpus: list[ET.Element]) -> None:
         """A dump of several hosts of one NVLink domain is no machine's."""
@@ -155,7 +157,10 @@ class XmlMachine:
             self.uneven[name] = " and ".join(f"{rate / 1000:g}" for rate in ports)
         self.nic_ids[name] = part.get("device", "") if part is not None else ""
         kind = part.get("class", "") if part is not None else ""
-        self.speaks[name] = pci.spoken(kind, self.nic_ids[name], label, sockets=sockets)
+        maker = part.get("vendor", "") if part is not None else ""
+        self.speaks[name] = pci.spoken(kind, self.nic_ids[name], label, sockets=sockets, maker=maker)
+        if first is not None and first.get("gdr") is not None:
+            self.direct[name] = any(net.get("gdr") == "1" for net in nic.findall("net"))
         self.links.append((name, above, "pcie", rate))
 
     def _number(self, part: ET.Element, key: str) -> int:
@@ -339,7 +344,17 @@ class XmlMachine:
         if not speaks:
             return "none", ""
         alike = boards.nic_rate(self.device, len(self.gpus), "", speaks[0])
-        return pci.net_of(speaks, self.kind.sm, alike.net if alike else "")
+        told, guess = pci.net_of(speaks, self.kind.sm, alike.net if alike else "")
+        kept = [self.direct.get(name, True) for name in self.parts["nic"]]
+        if told == pci.GVNIC:
+            return pci.of_google(any(kept), len(kept) < len(self.gpus))
+        return (told, guess) if any(kept) else pci.staged(told, guess)
+
+    def _direct(self) -> None:
+        """Say where NICs do not reach GPU memory (``gdr`` of a net is 0): none of them, or some."""
+        without = [name for name in self.parts["nic"] if not self.direct.get(name, True)]
+        if without and self._net()[0] != "tcp":
+            self.assumed.append(pci.not_direct(without, len(without) == len(self.parts["nic"])))
 
     def _leave_far(self) -> None:
         """Leave out NICs of which nothing but a name is known and that are away from the GPUs, where others share
