@@ -7,6 +7,8 @@ from typing import Any
 import test_chakra
 import test_found_machines as found
 import test_launch_idioms as idioms
+import test_step_lines as step_rows
+import test_step_tables as step_table_rows
 import test_tensorboard as board
 from hostile_files import DATA, Kind
 from hostile_launch import reworded, yaml_file
@@ -89,6 +91,10 @@ def traces() -> dict[str, Kind]:
         "several commands": Kind("log.txt", printed(COMMANDS), LOGS),
         "rows in halves": Kind("log.txt", printed(halves), TRACES),
     }
+    steps = ["".join(line.format(i=i, s=10 + 3 * i) for i in range(1, 9)) for line, _ in step_rows.LINES.values()]
+    tables = [text for text, _ in step_table_rows.TABLES.values()]
+    kinds["steps of frameworks"] = Kind("log.txt", st.sampled_from(steps).flatmap(printed), LOGS)
+    kinds["tables of steps"] = Kind("metrics.csv", st.sampled_from(tables).flatmap(printed), TRACES)
     for name in ("old table", "NCCL_DEBUG", "Megatron-LM", "watchdog", "DeepSpeed"):
         kinds[f"log of {name}"] = Kind("log.txt", printed(logs[name]), LOGS)
     return kinds

@@ -55,6 +55,12 @@ SAID = (
 """Words that a shell or a YAML reader takes for more than a value."""
 
 
+def commented(text: str) -> str:
+    """A JSON file with comments of three kinds and last commas, as hjson has them."""
+    lines = [f"{line} // {i}" if i % 2 else f"# {i}\n{line}" for i, line in enumerate(text.splitlines())]
+    return re.sub(r"([}\]])", r", /* last */ \1", "\n".join(lines), count=1)
+
+
 @st.composite
 def reworded(draw: Any, text: str) -> bytes:
     """A text of words with some replaced, left out, or there once more somewhere else."""
@@ -117,6 +123,12 @@ def launch_files() -> dict[str, Kind]:
         "deepspeed": Kind(
             "deepspeed_zero3.json",
             mapped(stages, json_file, json.loads(stages)),
+            both,
+            beside("deepspeed_llama2_7b.sh"),
+        ),
+        "commented json": Kind(
+            "deepspeed_zero3.json",
+            damaged(reworded(commented(stages))),
             both,
             beside("deepspeed_llama2_7b.sh"),
         ),

@@ -130,6 +130,32 @@ def _train_job():
     return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": {"trainer": trainer}}
 
 
+def _ray_job(entrypoint):
+    def group(gpus):
+        limits = {"nvidia.com/gpu": gpus} if gpus else {"cpu": 4}
+        return {"template": {"spec": {"containers": [{"name": "r", "resources": {"limits": limits}}]}}}
+
+    cluster = {"headGroupSpec": group(0), "workerGroupSpecs": [{"replicas": 4, "groupName": "g", **group(8)}]}
+    spec = {"entrypoint": entrypoint, "rayClusterSpec": cluster}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "r"}, "spec": spec}
+
+
+@pytest.mark.parametrize("words", [f"python {GPT}", f"torchrun --nnodes 4 --nproc_per_node 8 {GPT}"])
+def test_a_job_of_ray_runs_its_entrypoint_on_the_pods_with_gpus(words):
+    import yaml
+
+    made = read(("job.yaml", yaml.safe_dump(_ray_job(words))), machine={"topology": "hgx-h100"})
+    assert made["cluster"]["nodes"] == 4
+    assert made["cluster"]["gpus_per_node"] == 8
+
+
+def test_a_cluster_of_ray_without_an_entrypoint_is_refused():
+    import yaml
+
+    with pytest.raises(ScenarioError, match="without an entrypoint; give the script that it runs"):
+        document(yaml.safe_dump(_ray_job("") | {"kind": "RayCluster"}), "job.yaml")
+
+
 @pytest.mark.parametrize(
     "job",
     [

@@ -516,5 +516,5 @@ def test_what_tells_switches_alone_is_named_with_what_to_give(tmp_path: Path, to
 def test_the_channels_that_nccl_chose_are_no_machine(tmp_path: Path):
     path = tmp_path / "f"
     path.write_text('<graphs version="1"><graph id="0" pattern="4"/></graphs>')
-    with pytest.raises(TopologyError, match="NCCL_GRAPH_DUMP_FILE.*give what NCCL_TOPO_DUMP_FILE"):
+    with pytest.raises(TopologyError, match=r"NCCL_GRAPH_DUMP_FILE.*give what NCCL_TOPO_DUMP_FILE"):
         topology_text([path])

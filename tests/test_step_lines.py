@@ -8,6 +8,7 @@ import pytest
 from test_step_timers import told
 
 from clustersim.files.traces import step_lines
+from clustersim.files.traces.heads import LONGEST_END, Head
 
 BATCHES = "2024-02-01 10:00:{s} node0:0 olmo.train:900 INFO [step={i}/739,epoch=0]\n    {key}={bps}\n"
 LINES = {
@@ -122,3 +123,18 @@ def test_torchtunes_file_of_rates_has_no_time(tmp_path: Path):
 def test_the_trainers_json_has_the_mean_of_a_run(tmp_path: Path, head: str):
     text = head + '"train_runtime": 250.0, "train_samples_per_second": 12.8, "train_steps_per_second": 0.4}'
     assert told(tmp_path / "all_results.json", text).step_time_s == pytest.approx(2.5)
+
+
+def test_a_line_of_megabytes_among_steps_is_looked_at_at_its_ends(tmp_path: Path):
+    between = "x y: 'abc' 123, " * 100_000
+    steps = "".join(f"iter {i}: loss 3.1, time 312.5ms, mfu 38.0%\n" for i in range(1, 4))
+    text = f"{steps}{between}\n{steps.replace('iter ', 'iter 1')}"
+    assert len(Head(text.encode()).text) < 3 * LONGEST_END
+    assert told(tmp_path / "log", text).steps == 6
+
+
+def test_the_trainers_state_in_one_long_line_is_read(tmp_path: Path):
+    rows = ", ".join(f'{{"epoch": 0.1, "loss": 2.0, "learning_rate": 1e-05, "step": {i}}}' for i in range(4000))
+    last = '{"train_runtime": 400.0, "train_samples_per_second": 64.0, "train_steps_per_second": 0.5}'
+    read = told(tmp_path / "trainer_state.json", f'{{"global_step": 200, "log_history": [{rows}, {last}]}}')
+    assert read.step_time_s == pytest.approx(2.0)

@@ -16,8 +16,9 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table
 from clustersim.core.yamls import yaml_table
 
-KINDS = ("PyTorchJob", "MPIJob", "TrainJob", "JobSet", "Job")
+KINDS = ("PyTorchJob", "MPIJob", "TrainJob", "JobSet", "Job", "RayJob")
 """What is read, by Kubernetes' word for it."""
+_OF_RAY = ("RayJob", "RayCluster")
 _REPLICAS = ("pytorchReplicaSpecs", "mpiReplicaSpecs", "replicaSpecs")
 _SHELLS = {"bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash"}
 _SETS = {"nodes": ("PET_NNODES", "WORLD_SIZE"), "ranks": ("PET_NPROC_PER_NODE",)}
@@ -78,10 +79,37 @@ def job(text: str, name: str) -> PodJob:
         if not part.strip() or not is_job(part):
             continue
         table = yaml_table(part, name, ScenarioError)
+        if table.get("kind") in _OF_RAY:
+            return _of_ray(table, name)
         pods = list(_pods(table.get("spec")))
         if pods:
             return _job(table, pods)
     raise ScenarioError(f"{name}: is of Kubernetes, and no container of it has a command; give the script that it runs")
+
+
+def _of_ray(table: Table, name: str) -> PodJob:
+    """What a RayJob (ray.io/v1) runs: its entrypoint, on the pods that have GPUs, its head and its workers.
+
+    Raises :class:`ScenarioError` for a cluster, which runs nothing by itself.
+    """
+    spec = table.get("spec")
+    fields = spec if isinstance(spec, dict) else {}
+    command = fields.get("entrypoint")
+    if not isinstance(command, str) or not command.strip():
+        raise ScenarioError(f"{name}: is of Ray on Kubernetes, without an entrypoint; give the script that it runs")
+    cluster = fields.get("rayClusterSpec")
+    parts = cluster if isinstance(cluster, dict) else {}
+    groups = [(1, parts.get("headGroupSpec"))]
+    groups += [(count_in(group.get("replicas")) or 1, group) for group in _tables(parts.get("workerGroupSpecs"))]
+    pods = [
+        _Pods(count, pod.container)
+        for count, group in groups
+        if isinstance(group, dict)
+        for pod in _of_template({}, group.get("template"))
+    ]
+    with_gpus = [pod for pod in pods if _gpus(pod.container)]
+    gpus = _gpus(with_gpus[0].container) if with_gpus else 0
+    return PodJob(command.strip() + "\n", sum(pod.count for pod in with_gpus), gpus)
 
 
 def _job(table: Table, pods: list[_Pods]) -> PodJob:

@@ -15,6 +15,9 @@ SIZES = (files.HEAD, 16 * files.HEAD, 256 * files.HEAD)
 """How far a file is looked into [bytes], one after another, until its structure shows: a list of thousands of ranks may
 come before a profile's first event."""
 
+LONGEST_END = 32 * 1024
+"""Characters at each end of a long line that are looked at."""
+
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]|[^\s,:"{}\[\]]+')
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OPEN = (b"{", b"[")
@@ -79,9 +82,17 @@ class Head:
 
     @cached_property
     def text(self) -> str:
-        """The bytes as text without a terminal's colours and a web page's marks, for formats of lines."""
+        """The bytes as text without a terminal's colours and a web page's marks, for formats of lines; of a line that
+        is longer than any such, its two ends."""
         text = quoted.unescaped(self.data.decode("utf-8-sig", errors="replace"))
-        return _ANSI.sub("", text) if "\x1b" in text else text
+        text = _ANSI.sub("", text) if "\x1b" in text else text
+        if len(text) <= 2 * LONGEST_END:
+            return text
+        return "".join(map(_ends, text.splitlines(keepends=True)))
+
+
+def _ends(line: str) -> str:
+    return line if len(line) <= 2 * LONGEST_END else f"{line[:LONGEST_END]} {line[-LONGEST_END:]}"
 
 
 def growing(path: Path) -> Iterator[Head]:

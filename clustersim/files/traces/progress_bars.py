@@ -91,7 +91,7 @@ class BarSteps:
             behind = match.end()
         if found := _TOTAL.search(line):
             self.total = int(found[1].replace(",", ""))
-        for name, value in _SPEED.findall(line):
+        for name, value in _SPEED.findall(line) if "_per_second" in line else ():
             self.speeds[_NAMES[name]] = float(value)
         self.of_trainer = self.of_trainer or bool(self.speeds) or LOSSES.search(line) is not None
 

@@ -66,6 +66,8 @@ _WANTED = (
 """How lines begin that must be read from their first letter: Megatron-LM's timers, the flops profiler's figures."""
 SLOWER = 0.05
 """By how much the mean of a run may be longer than its steps without a word."""
+LONGEST = 64 * 1024
+"""Characters of a line beyond which it is no step's; a state of Hugging Face's Trainer may be one line."""
 MOST = 1e7
 """Seconds that no step takes."""
 
@@ -111,8 +113,10 @@ def read(paths: Sequence[Path]) -> TrainingLog:
     collected = Collected()
     for path in paths:
         for line in prefixes.lines(path, _WANTED):
-            _take(line, collected)
             collected.bars.take(line)
+            if len(line) > LONGEST:
+                continue
+            _take(line, collected)
             collected.blocks.take(line)
             collected.logged.take(line)
     steps = _steps(collected)
