@@ -145,8 +145,8 @@ def test_a_job_of_ray_runs_its_entrypoint_on_the_pods_with_gpus(words):
     import yaml
 
     made = read(("job.yaml", yaml.safe_dump(_ray_job(words))), machine={"topology": "hgx-h100"})
-    assert made["cluster"]["nodes"] == 4
-    assert made["cluster"]["gpus_per_node"] == 8
+    script = read(("run.sh", f"torchrun --nnodes 4 --nproc_per_node 8 {GPT}"), machine={"topology": "hgx-h100"})
+    assert leaves(made) == leaves(script)
 
 
 def test_a_cluster_of_ray_without_an_entrypoint_is_refused():
