@@ -14,6 +14,8 @@ from matplotlib.colors import to_hex
 from player import play, toy_cost, toy_model
 
 from clustersim.app.plots import drawing, gantt, palette, representatives
+from clustersim.app.plots.bars import BarCanvas
+from clustersim.app.plots.drawing import new_figure
 from clustersim.app.plots.intervals import joined as _joined
 from clustersim.app.plots.intervals import minus as _minus
 from clustersim.core.errors import ProgramError
@@ -150,3 +152,22 @@ def test_a_picture_is_walked_once_when_it_is_saved_and_is_what_two_walks_make_of
         counts[way] = len(walked)
     assert saved["once"] == saved["twice"]
     assert counts["twice"] == 2 * counts["once"] > 0
+
+
+def test_stretches_of_narrow_bars_are_one_mark_a_colour_however_many():
+    axes = new_figure(2.0).add_subplot()
+    begin = np.arange(0.0, 1000.0)
+    canvas = BarCanvas(axes, 0.0, 1000.0, 1.0, "s")
+    rest = canvas.shares(0.0, {"forward": (begin, begin + 0.5), "backward": (begin + 0.5, begin + 0.75)})
+    assert not any(len(starts) for starts, _ in rest.values())
+    area = {}
+    for marks in axes.collections:
+        boxes = [path.get_extents() for path in marks.get_paths()]
+        area[to_hex(marks.get_facecolor()[0]).upper()] = sum(box.width * box.height for box in boxes)
+        assert len(boxes) == 50
+    height = 0.84 * 999.75  # of a bar, from the first to the end of the last
+    assert area == {
+        palette["forward"].upper(): pytest.approx(height * 500 / 999.75),
+        palette["backward"].upper(): pytest.approx(height * 250 / 999.75),
+    }
+    assert len(axes.collections) == 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, inches_wide, legend_below
+from clustersim.app.plots.drawing import Axes, Figure, draw_boxes, inches_wide, legend_below
 from clustersim.app.plots.intervals import joined, packed
 from clustersim.app.plots.style import AreaStyle, palette
 from clustersim.app.plots.tracks import Spans, on_stream, phase_of, phases_of, row_intervals, stream_rows, who
@@ -82,17 +82,19 @@ class BarCanvas:
         edges = kind not in {"idle", "stall"} and np.median(ends - starts) > 0.006 * window
         if not edges:
             starts, ends = joined(starts, ends, 1e-4 * window)
-        self._boxes(starts, ends, y - _BAR / 2, _BAR, kind, 0.5 if edges else 0.0)
+        heights = np.tile([y - _BAR / 2, y + _BAR / 2], (len(starts), 1))
+        self._boxes(np.column_stack([starts, ends]), heights, kind, 0.5 if edges else 0.0)
 
-    def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, kind: str, edge: float) -> None:
+    def _boxes(self, times: Floats, heights: Floats, kind: str, edge: float) -> None:
+        """Boxes of one kind: begin and end [s], low and high of each."""
         self.used.add(kind)
-        boxes = np.column_stack([starts - self.origin, ends - starts]) * self.scale
         look = AreaStyle("white", "//////", palette["stall"]) if kind == "stall" else AreaStyle(palette[kind])
-        self.axes.broken_barh(
-            boxes.tolist(),
-            (y, height),
-            fc=look.face,
-            ec=look.edge,
+        draw_boxes(
+            self.axes,
+            (times - self.origin) * self.scale,
+            heights,
+            facecolor=look.face,
+            edgecolor=look.edge,
             hatch=look.hatch or None,
             linewidth=edge,
             snap=False,
@@ -102,11 +104,16 @@ class BarCanvas:
     def shares(self, y: float, row: dict[str, tuple[Floats, Floats]]) -> dict[str, tuple[Floats, Floats]]:
         """Draw the stretches where narrow bars of several colours alternate; what is left to draw as bars."""
         rest, stretches = packed(row, self.begin, self.end)
+        boxes_of: dict[str, list[tuple[float, float, float, float]]] = {}
         for begin, end, parts in stretches:
-            low = y + _BAR / 2
+            high = y + _BAR / 2
             for kind, share in parts.items():
-                low -= share * _BAR
-                self._boxes(np.array([begin]), np.array([end]), low, share * _BAR, kind, 0.0)
+                low = high - share * _BAR
+                boxes_of.setdefault(kind, []).append((begin, end, low, high))
+                high = low
+        for kind, boxes in boxes_of.items():
+            columns = np.array(boxes)
+            self._boxes(columns[:, :2], columns[:, 2:], kind, 0.0)
         return rest
 
     def letters(self, seconds: Floats) -> Floats:

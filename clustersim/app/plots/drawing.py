@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.app.plots.style import INK, QUIET
+from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
 from clustersim.core.texts import headline
 
@@ -125,6 +126,20 @@ def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
     axes.tick_params(colors=INK, labelsize=9, length=3, color=QUIET)
     if "left" not in keep:
         axes.tick_params(axis="y", length=0)
+
+
+def draw_boxes(axes: Axes, across: Floats, upright: Floats, **look: Any) -> None:
+    """Boxes as one mark, however many, in the order in which they are given; the axes' limits stay as they are.
+
+    across, upright : from where to where each is, a row a box, in the axes' units. look : of a PolyCollection, one for
+    all or one a box.
+    """
+    from matplotlib.collections import PolyCollection
+
+    left, right = across.T
+    low, high = upright.T
+    corners = np.stack([np.column_stack([left, left, right, right]), np.column_stack([low, high, high, low])], axis=2)
+    axes.add_collection(PolyCollection(corners, **look), autolim=False)
 
 
 def percents(axis: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from clustersim.app.plots.drawing import (
     Axes,
     Figure,
+    draw_boxes,
     drawn_on,
     inches_wide,
     is_narrow,
@@ -179,20 +180,16 @@ def _draw_actions(axes: Axes, grid: ScheduleGrid, scale: float) -> None:
     places = _places(grid)
     chunks = sorted({a.chunk for a in grid.done})
     inches = inches_wide(axes) / (grid.end - grid.begin)
+    boxes: list[tuple[float, float, float, float]] = []
+    colours = []
     for a in grid.done:
         low = max(a.start, grid.begin)
         high = min(a.end, grid.until)
         y = y_of[a.rank]
         if high <= low:
             continue
-        colour = shade(places[a.microbatch], SHADES.get(a.action, 0.7))
-        axes.broken_barh(
-            [((low - grid.begin) * scale, (high - low) * scale)],
-            (y - _BAR / 2, _BAR),
-            fc=colour,
-            ec="white",
-            linewidth=min(0.5, EDGE_SHARE * (high - low) * inches * 72),
-        )
+        boxes.append((low, high, y - _BAR / 2, y + _BAR / 2))
+        colours.append(shade(places[a.microbatch], SHADES.get(a.action, 0.7)))
         text = f"{a.microbatch}" + (LETTERS[chunks.index(a.chunk) % 26] if len(chunks) > 1 else "")
         if (high - low) * inches > 0.062 * len(text) + 0.01:
             axes.text(
@@ -204,11 +201,16 @@ def _draw_actions(axes: Axes, grid: ScheduleGrid, scale: float) -> None:
                 fontsize=7,
                 color=INK if SHADES.get(a.action, 0.7) > 0.6 else "white",
             )
+    if boxes:
+        columns = np.array(boxes)
+        edges = np.minimum(0.5, EDGE_SHARE * (columns[:, 1] - columns[:, 0]) * inches * 72)
+        across = (columns[:, :2] - grid.begin) * scale
+        draw_boxes(axes, across, columns[:, 2:], facecolor=colours, edgecolor="white", linewidth=edges)
 
 
 def _draw_rest(axes: Axes, timeline: Timeline, grid: ScheduleGrid, scale: float) -> list[str]:
     """What is no action and no message between stages, half as high; returns which of :data:`REST` there were."""
-    drawn = set()
+    boxes_of: dict[str, list[tuple[float, float, float, float]]] = {}
     spans = timeline.spans([rank for _, rank in grid.rows])
     y_of = {rank: y for y, (_, rank) in enumerate(grid.rows)}
     columns = (spans[name].tolist() for name in ("rank", "op", "ready", "end"))
@@ -218,19 +220,21 @@ def _draw_rest(axes: Axes, timeline: Timeline, grid: ScheduleGrid, scale: float)
         high = min(end, grid.end)
         if high > low and op.bound != "host" and not (op.label and op.label.action):
             kind = list(REST)[op.kind == "compute"]
-            drawn.add(kind)
             high = max(low, min(high, grid.until))
-            look = REST[kind]
-            boxes = [((low - grid.begin) * scale, (high - low) * scale)]
-            axes.broken_barh(
-                boxes,
-                (y_of[rank] - _BAR / 4, _BAR / 2),
-                fc=look.face,
-                ec=look.edge,
-                hatch=look.hatch or None,
-                linewidth=look.width,
-            )
-    return sorted(drawn)
+            boxes_of.setdefault(kind, []).append((low, high, y_of[rank] - _BAR / 4, y_of[rank] + _BAR / 4))
+    for kind, boxes in boxes_of.items():
+        look = REST[kind]
+        corners = np.array(boxes)
+        draw_boxes(
+            axes,
+            (corners[:, :2] - grid.begin) * scale,
+            corners[:, 2:],
+            facecolor=look.face,
+            edgecolor=look.edge,
+            hatch=look.hatch or None,
+            linewidth=look.width,
+        )
+    return sorted(boxes_of)
 
 
 def _draw_arrows(axes: Axes, grid: ScheduleGrid, scale: float) -> None:
