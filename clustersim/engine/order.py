@@ -119,7 +119,10 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
         """What the op takes, without what is owed [s]."""
         if self.spent is None:
             spent = seconds(self.role, cast(Compute, self.op))
-            self.spent = spent if isinstance(spent, np.ndarray) and spent.ndim else float(spent)
+            if isinstance(spent, np.ndarray) and spent.size != 1:
+                self.spent = spent
+            else:  # of a lone rank, too: a number is added up sooner than a column of one
+                self.spent = float(np.asarray(spent).item())
         return self.spent
 
     @property

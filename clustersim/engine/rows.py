@@ -22,7 +22,7 @@ from clustersim.core.repeated import RepeatedOps
 from clustersim.core.timeline import LinkUse, OpInfo
 from clustersim.core.topology import Topology
 from clustersim.engine import laid_out
-from clustersim.engine.columns import Column
+from clustersim.engine.columns import Column, item
 from clustersim.engine.flows.loads import Loads
 from clustersim.engine.inside import StretchPlans
 from clustersim.engine.order import OpTask
@@ -66,10 +66,12 @@ class RunRows:
             if type(task.op) is Stretch:
                 self._lay_out(task)
                 continue
+            who = _taking_part(task)
+            if task.n == 1:
+                task.ready, task.start, task.end = (item(column, 0) for column in (task.ready, task.start, task.end))
             ready = task.ready
             start = task.start
             end = task.end
-            who = _taking_part(task)
             if who is None and isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
                 agreed.append((self.row_of(task.key), ready, start, end))
             elif who is None or len(who):
