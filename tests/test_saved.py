@@ -14,6 +14,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.facts import MemoryMoments, RunFacts
 from clustersim.core.mesh import Mesh
 from clustersim.files import traces
+from clustersim.files.traces import packing
 from clustersim.files.traces.saved import load_run, save_run
 from clustersim.training.strategies.ddp import DDPConfig, build
 
@@ -123,3 +124,30 @@ def test_another_layout_says_to_run_again(tmp_path):
     np.savez(tmp_path / "run.npz", words=np.frombuffer(b'{"version": 99}', dtype=np.uint8))
     with pytest.raises(TraceError, match="another version"):
         load_run(tmp_path)
+
+
+@pytest.mark.parametrize("at_once", [1, 37, 2**20])
+def test_columns_come_back_to_the_bit_however_many_are_followed_together(monkeypatch, at_once):
+    blocks = clustersim.load("zero3_llama3_8b_2x8_a100", {"run.steps": 2, "run.jitter": 0.02}).run().timeline.blocks
+    arrays = packing.packed_blocks(blocks)
+    mixed = arrays["block_mix_items"] >= 0
+    assert mixed.any()
+    assert not mixed.all()
+    monkeypatch.setattr(packing, "AT_ONCE", at_once)
+    again = packing.unpacked_blocks(arrays)
+    assert len(again) == len(blocks) > 100
+    for block, other in zip(blocks, again, strict=True):
+        assert block.op == other.op
+        assert block.ranks.tolist() == other.ranks.tolist()
+        for times, others in zip(block.times, other.times, strict=True):
+            assert times.tobytes() == others.tobytes()
+
+
+def test_a_column_that_names_one_that_names_another_is_followed_to_the_end(monkeypatch):
+    times = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    ptr = np.array([0, 2, 4, 6, 7, 9])  # own 1 2; 1 and own 3; 1 by way of it, 3; own 4, of all; 4, own 5
+    mixes = np.array([-1, -1, 0, -1, 1, 1, -1, 3, -1])
+    for at_once in (1, 3, 100):
+        monkeypatch.setattr(packing, "AT_ONCE", at_once)
+        followed = packing._followed_back(times, ptr, mixes)
+        assert followed.tolist() == [1.0, 2.0, 1.0, 3.0, 1.0, 3.0, 4.0, 4.0, 5.0]

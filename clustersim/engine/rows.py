@@ -67,11 +67,11 @@ class RunRows:
                 self._lay_out(task)
                 continue
             who = _taking_part(task)
-            if task.n == 1:
-                task.ready, task.start, task.end = (item(column, 0) for column in (task.ready, task.start, task.end))
             ready = task.ready
             start = task.start
             end = task.end
+            if task.n == 1:
+                ready, start, end = item(ready, 0), item(start, 0), item(end, 0)
             if who is None and isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
                 agreed.append((self.row_of(task.key), ready, start, end))
             elif who is None or len(who):

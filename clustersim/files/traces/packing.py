@@ -13,6 +13,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,23 +108,45 @@ def packed_blocks(blocks: tuple[Block, ...]) -> dict[str, Array]:
 def unpacked_blocks(arrays: Mapping[str, Array]) -> tuple[Block, ...]:
     """Blocks from what :func:`packed_blocks` made."""
     times = _unshuffled(np.concatenate([arrays[f"block_times{NOISE}"], arrays["block_times_top"]]))
-    columns: list[Array] = []
-    used = 0
-    for mix in parts("block_mix", arrays):
-        alone = mix < 0
-        column = np.empty(len(mix))
-        after = used + int(alone.sum())
-        column[alone] = times[used:after]
-        for k in np.unique(mix[~alone]).tolist():
-            np.copyto(column, columns[k], where=mix == k)
-        columns.append(column)
-        used = after
+    ptr = arrays["block_mix_ptr"]
+    columns = np.split(_followed_back(times, ptr, arrays["block_mix_items"]), ptr[1:-1]) if len(ptr) > 1 else []
     ranks = parts("block_ranks", arrays)
     block_columns = blocks_columns(columns, [None] * len(columns))
     rows = zip(arrays["block_op"].tolist(), arrays["block_whose"].tolist(), arrays["block_which"].tolist(), strict=True)
     return tuple(
         Block(op, ranks[whose], (block_columns[a], block_columns[b], block_columns[c])) for op, whose, (a, b, c) in rows
     )
+
+
+def _followed_back(times: Array, ptr: Array, mixes: Array) -> Array:
+    """Columns one after another, each from ``ptr`` on: elements of their own from ``times``, the others from the column
+    that :func:`_mixes` names, at the same place, or its only one."""
+    lengths = np.diff(ptr)
+    filled = np.empty(len(mixes))
+    used = 0
+    for chunk in pairwise(_chunk_edges(ptr)):
+        first, last = ptr[list(chunk)].tolist()
+        mix = mixes[first:last]
+        own = mix < 0
+        place = np.arange(first, last) - np.repeat(ptr[slice(*chunk)], lengths[slice(*chunk)])
+        source = np.where(own, np.arange(first, last), ptr[mix] + np.where(lengths[mix] > 1, place, 0))
+        while True:  # as long as what is named in this chunk names another itself
+            inside = np.flatnonzero(source >= first)
+            further = source[source[inside] - first]
+            if np.array_equal(further, source[inside]):
+                break
+            source[inside] = further
+        after = used + int(own.sum())
+        filled[first:last][own] = times[used:after]
+        filled[first:last] = filled[source]
+        used = after
+    return filled
+
+
+def _chunk_edges(ptr: Array) -> list[int]:
+    """Numbers of columns between which lie about :data:`AT_ONCE` elements."""
+    at_least = np.arange(0, int(ptr[-1]) + AT_ONCE, AT_ONCE)
+    return np.unique(np.minimum(np.searchsorted(ptr, at_least), len(ptr) - 1)).tolist()
 
 
 def _mixes(times: Array, ptr: Array) -> Array:
