@@ -138,7 +138,9 @@ def draw_boxes(axes: Axes, across: Floats, upright: Floats, **look: Any) -> None
 
     left, right = across.T
     low, high = upright.T
-    corners = np.stack([np.column_stack([left, left, right, right]), np.column_stack([low, high, high, low])], axis=2)
+    corners: Any = np.stack(
+        [np.column_stack([left, left, right, right]), np.column_stack([low, high, high, low])], axis=2
+    )
     axes.add_collection(PolyCollection(corners, **look), autolim=False)
 
 

@@ -146,7 +146,8 @@ def _followed_back(times: Array, ptr: Array, mixes: Array) -> Array:
 def _chunk_edges(ptr: Array) -> list[int]:
     """Numbers of columns between which lie about :data:`AT_ONCE` elements."""
     at_least = np.arange(0, int(ptr[-1]) + AT_ONCE, AT_ONCE)
-    return np.unique(np.minimum(np.searchsorted(ptr, at_least), len(ptr) - 1)).tolist()
+    edges: list[int] = np.unique(np.minimum(np.searchsorted(ptr, at_least), len(ptr) - 1)).tolist()
+    return edges
 
 
 def _mixes(times: Array, ptr: Array) -> Array:
