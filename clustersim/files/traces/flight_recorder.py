@@ -11,8 +11,9 @@ import io
 import json
 import pickle
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -100,25 +101,69 @@ def _load(path: Path) -> Table:
 
 
 def _dump(table: Table, skipped: Counter[str]) -> Dump:
-    entries = table.get("entries") or []
+    listed = table.get("entries") or []
+    entries = listed if isinstance(listed, list) else []
+    whole_of = _coalesced(entries)
     calls: list[Call] = []
     messages: list[Message] = []
+    parts: defaultdict[int, list[Call]] = defaultdict(list)
     forgot = False
-    for i, entry in enumerate(entries if isinstance(entries, list) else []):
+    for i, entry in enumerate(entries):
         try:
             forgot = forgot or (i == 0 and int(entry.get("record_id") or 0) > 0)
             call = _call(entry)
-            if not entry.get("is_p2p"):
-                calls.append(call)
-            elif match := _MESSAGE.search(call.name):
-                messages.append(Message(call, match[1], int(match[3])))
+            whole = whole_of.get(i)
+            if whole is not None:
+                closing = _call(entries[whole])
+                call = replace(call, done=closing.done, started=closing.started)
+            if entry.get("is_p2p"):
+                if match := _MESSAGE.search(call.name):
+                    messages.append(Message(call, match[1], int(match[3])))
+                elif i not in whole_of.values():
+                    skipped["several sends and receives as one, whose own lines are not there"] += 1
+            elif whole is not None:
+                parts[whole].append(call)
             else:
-                skipped["several sends and receives as one, whose own lines say the same"] += 1
+                calls.append(_together(parts[i], call) if i in parts else call)
         except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
             skipped["a call whose fields are not Flight Recorder's"] += 1
     if not calls and not messages:
         calls = list(_by_status(table))
     return Dump(tuple(calls), tuple(messages), dict(_members(table.get("pg_config"))), forgot)
+
+
+def _coalesced(entries: list[Any]) -> dict[int, int]:
+    """Of each call within a group of NCCL's (``batch_isend_irecv``, ``_coalescing_manager``), the entry that closes it.
+
+    Such calls share one sequence number, stay "scheduled" for good, and have their sizes; what closes them ends in
+    "coalesced" and has their state. Pipelines send so, and a job that ended well has thousands of them.
+    """
+    unclosed: defaultdict[tuple[str, bool, str], list[int]] = defaultdict(list)
+    whole_of: dict[int, int] = {}
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            continue
+        message = bool(entry.get("is_p2p"))
+        seq = entry.get("p2p_seq_id" if message else "collective_seq_id", entry.get("seq_id"))
+        key = str(entry.get("process_group")), message, str(seq)
+        if str(entry.get("profiling_name")).endswith("coalesced"):
+            whole_of |= dict.fromkeys(unclosed.pop(key, ()), i)
+        elif entry.get("state") == "scheduled" and not entry.get("retired"):
+            unclosed[key].append(i)
+    return whole_of
+
+
+def _together(parts: list[Call], closing: Call) -> Call:
+    """The collectives of one group as one call: sizes and types are theirs, progress is of what closes them."""
+    names = list(dict.fromkeys(part.name for part in parts))
+    return replace(
+        closing,
+        name=" and ".join([names[0], *(name.rpartition(":")[2] for name in names[1:])]),
+        sizes=", ".join(part.sizes for part in parts),
+        dtype=", ".join(dict.fromkeys(part.dtype for part in parts)),
+        inputs=sum(part.inputs for part in parts),
+        outputs=sum(part.outputs for part in parts),
+    )
 
 
 def _by_status(table: Table) -> Iterator[Call]:
