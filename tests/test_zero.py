@@ -13,12 +13,14 @@ import pytest
 from player import play, toy_cost, toy_model
 
 from clustersim.cluster import files as fabrics
-from clustersim.core.errors import ProgramError
+from clustersim.core import limits
+from clustersim.core.errors import ProgramError, ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.core.program import Collective, Compute
 from clustersim.engine import simulate
 from clustersim.scenario import load
+from clustersim.scenario.run import running
 from clustersim.training import memory as of_memory
 from clustersim.training.strategies import ddp
 from clustersim.training.strategies.zero import build, holding
@@ -505,3 +507,39 @@ def test_what_is_gathered_a_third_time_is_said_with_how_often_and_makes_up_the_b
     assert times > 2.05
     plain = load("zero3_llama3_8b_2x8_a100").prepare()
     assert not [note for note in plain.notes if "a third time" in note]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_least_ops_of_a_pass_are_no_more_than_are_laid(stage, checkpointing):
+    base = load(
+        "zero3_llama3_8b_2x8_a100",
+        {
+            "run.steps": 2,
+            "strategy.gradient_accumulation_steps": 1,
+            "model.activation_checkpointing": checkpointing,
+            "strategy.zero_optimization.stage": stage,
+        },
+    )
+    ready = base.prepare()
+    least = base.strategy.least_ops(ready.model, ready.cost, ready.mesh, base.config)
+    laid = sum(len(role.ops) for role in ready.program.roles) / 2
+    assert least <= laid
+    assert least >= 0.5 * laid or stage < 3
+
+
+def test_experts_gathered_one_by_one_are_refused_before_they_are_written_out(monkeypatch):
+    """Each expert is sub-modules of its own: of a mixture a pass has some thousands of gathers, of which layers tell
+    nothing."""
+    mixture = load(
+        "zero3_llama3_8b_2x8_a100",
+        {
+            "model.name": "mixtral-8x7b",
+            "strategy.zero_optimization.stage3_param_persistence_threshold": 0,
+            "run.steps": 50,
+        },
+    )
+    monkeypatch.setattr(limits, "free_memory", lambda: 2.0**28)
+    monkeypatch.setattr(running, "_program", lambda *parts: pytest.fail("ops are written out"))
+    with pytest.raises(ScenarioError, match=r"of [\d,]+ kernels and collectives each, 256 MiB are free; use fewer"):
+        mixture.prepare()

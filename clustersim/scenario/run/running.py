@@ -138,13 +138,17 @@ def _goes_on(scenario: Scenario) -> None:
                 )
 
 
-def _affordable(scenario: Scenario, layers: int) -> None:
+def _affordable(parts: ScenarioParts, cost: StepCost) -> None:
     """Raise :class:`ScenarioError` where the ops of all passes, at the very least, take more memory than there is."""
     from clustersim.engine import need
 
+    scenario = parts.scenario
     passes = scenario.steps * scenario.config.gradient_accumulation_steps
+    whole = parts.split is None
+    ops = scenario.strategy.least_ops(parts.model, cost, parts.mesh, scenario.config) if whole else 2
     use = f"for {passes:,} passes, forward and backward (run.steps x strategy.gradient_accumulation_steps)"
-    limits.check(need.OP * 2 * passes * layers, use, "use fewer", ScenarioError)
+    use += f", of {ops:,} kernels and collectives each" if ops > 2 else ""
+    limits.check(need.OP * passes * ops, use, "use fewer", ScenarioError)
 
 
 def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
@@ -159,13 +163,12 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | Non
     topology = parts.topology
     mesh = parts.mesh
     model = parts.model
-    split = parts.split
     kinds = kinds_of(scenario, topology, mesh, model, speed)
     gpu = kinds[0].device
     cost = kinds[0].cost
     file = scenario.file
     peak = mean_peak(kinds, file.model.dtype)
-    _affordable(scenario, len(model.layers) if split is None else 1)
+    _affordable(parts, cost)
     programs = [_program(parts, kind, steps or scenario.steps) for kind in kinds]
     program = programs[0] if len(kinds) == 1 else joined(programs, kinds, peak)
     with scenario.at("$.cluster.slow"):
@@ -201,8 +204,8 @@ def sampled_step(parts: ScenarioParts) -> tuple[StepSample, StepCost] | None:
     kinds = kinds_of(scenario, parts.topology, parts.mesh, parts.model, AS_IS)
     if sample is None or parts.split is not None or len(kinds) > 1 or scenario.file.run.op_by_op:
         return None
-    _affordable(scenario, len(parts.model.layers))
     cost = kinds[0].cost
+    _affordable(parts, cost)
     with scenario.at("$.strategy"):
         return sample(parts.model, cost, parts.mesh, scenario.config), cost
 

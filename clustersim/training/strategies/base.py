@@ -120,6 +120,8 @@ class Strategy(msgspec.Struct, frozen=True):
     sample : its steady step in few passes, where each pass between the first and the last has the same kernels and
         collectives: :func:`clustersim.training.strategies.walk.sampled`. What a step takes at least is then told
         without writing all of it out; without ``sample`` it is written out.
+    least_ops : ``(model, cost, mesh, config) -> int``, of one pass forward and backward, where more than a kernel a
+        layer and way: what cannot be held is refused before it is written out.
     """
 
     name: str
@@ -134,6 +136,7 @@ class Strategy(msgspec.Struct, frozen=True):
     partly: bool = False
     period: int | Callable[[Any], int] = 1
     sample: Sample | None = None
+    least_ops: Callable[[Model, StepCost, Mesh, Any], int] = lambda model, cost, mesh, config: 2 * len(model.layers)
 
     def period_of(self, config: StrategyConfig) -> int:
         """Steps after which what its ranks do repeats, with these knobs. Raises :class:`ProgramError` below 1."""

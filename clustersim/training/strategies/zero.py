@@ -39,7 +39,7 @@ from clustersim.training.strategies import base, sharded
 from clustersim.training.strategies.buckets import cut, ready_order
 from clustersim.training.strategies.primitives import collective
 from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, sampled, walked
-from clustersim.training.strategies.zero3 import Zero3, modules, persistent, visits_of
+from clustersim.training.strategies.zero3 import Zero3, again_of, modules, persistent, visits_of
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 from clustersim.training.strategies.zero_step import Zero
 
@@ -215,4 +215,18 @@ def _buffers(model: Model, updated: float, config: ZeroConfig) -> Floats:
 
 
 build = walked(hooks)
-STRATEGY = base.Strategy("zero", ZeroConfig, build, holding=holding, partly=True, sample=sampled(hooks))
+
+
+def least_ops(model: Model, cost: StepCost, mesh: Mesh, config: ZeroConfig) -> int:
+    """Kernels and gathers of one pass: stage 3 goes from sub-module to sub-module, of which each expert has several."""
+    block = config.zero_optimization
+    if block.stage < 3:
+        return 2 * len(model.layers)
+    uses = visits_of(model, block, config.prefetches, again_of(cost))
+    gathers = sum(visit.fetch + bool(visit.prefetch) for visit in uses) if mesh.world_size > 1 else 0
+    return 2 * len(modules(model, block)) + gathers
+
+
+STRATEGY = base.Strategy(
+    "zero", ZeroConfig, build, holding=holding, partly=True, sample=sampled(hooks), least_ops=least_ops
+)

@@ -36,7 +36,7 @@ import numpy as np
 from clustersim.core.errors import ProgramError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.mesh import Ints
-from clustersim.core.model import Layer, Model, Tensor
+from clustersim.core.model import Layer, Model, StepCost, Tensor
 from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, sharded
@@ -141,6 +141,11 @@ def visits_of(model: Model, block: ZeroOptimization, recorded: bool, recomputed:
     return visits(modules(model, block), block, recorded=recorded, recomputed=recomputed)
 
 
+def again_of(cost: StepCost) -> tuple[int, ...]:
+    """Layers whose forward backward runs again."""
+    return tuple(i for i, repeats in enumerate(cost.recomputed) if repeats)
+
+
 class _PrefetchWalk(msgspec.Struct):
     """The coordinator's state: what is available, and how far prefetching has read the record.
 
@@ -218,7 +223,7 @@ class Zero3(Zero):
         super().__post_init__()
         block = self.config.zero_optimization
         self.modules = modules(self.model, block)
-        again = tuple(i for i, repeats in enumerate(self.cost.recomputed) if repeats)
+        again = again_of(self.cost)
         self.recording = visits_of(self.model, block, False, again)
         self.recorded = visits_of(self.model, block, self.config.prefetches, again)
         self.coming: Iterator[Visit] = iter(())
