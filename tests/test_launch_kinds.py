@@ -459,3 +459,52 @@ def test_a_script_that_nobody_gives_arguments_has_none(test: str, taken: int | N
             document(script, "run.sh")
     else:
         assert document(script, "run.sh").options["args", "num_layers"].value == str(taken)
+
+
+YAML_CFG = """
+language_model:
+  num_layers: 4
+  hidden_size: 512
+  num_attention_heads: 8
+  ffn_hidden_size: null
+  add_bias_linear: {biases}
+  add_qkv_bias: False
+  activation_func: {activation}
+  num_moe_experts: {experts}
+  normalization: RMSNorm
+  fp8: {fp8}
+model_parallel:
+  tensor_model_parallel_size: 1
+  bf16: True
+  overlap_p2p_comm: False
+micro_batch_size: 1
+global_batch_size: 16
+seq_length: 256
+max_position_embeddings: 256
+untie_embeddings_and_output_weights: True
+position_embedding_type: rope
+vocab_size: 1024
+"""
+
+
+def yaml_cfg(biases="False", activation="swiglu", experts="null", fp8="null"):
+    """Megatron's configuration as YAML, whose names are those of its config classes, with the script that names it."""
+    script = document(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --yaml-cfg gpt.yaml --micro-batch-size 1\n", "run.sh"
+    )
+    text = YAML_CFG.format(biases=biases, activation=activation, experts=experts, fp8=fp8)
+    return exchange.read([script, document(text, "gpt.yaml")], MACHINE)
+
+
+def test_megatrons_yaml_has_no_biases_where_it_says_so():
+    """``add_bias_linear`` is the config's name of what ``--disable-bias-linear`` turns off."""
+    width = 1344  # int(4 x 512 x 2/3 / 64) x 64
+    blocks = 4 * (512 * 1536 + 512 * 512 + 3 * 512 * width + 2 * 512)
+    assert model_of(yaml_cfg().scenario).parameters == blocks + 2 * 1024 * 512 + 512
+
+
+def test_megatrons_yaml_has_its_experts_its_activation_and_its_arithmetic():
+    assert yaml_cfg(fp8="hybrid").scenario.file.model.dtype == "fp8"
+    assert yaml_cfg(experts="4").scenario.file.model.options["experts"]["count"] == 4
+    with pytest.raises(ScenarioError, match=r"gated False.*experts\.count 8"):
+        yaml_cfg(activation="gelu", experts="8")
