@@ -430,6 +430,24 @@ def test_what_another_option_looks_faster_than_is_the_fastest_by_errors_counted_
     assert "errors counted" not in why_on_front(alone.front[0], alone)
 
 
+def test_what_a_rough_run_is_ahead_of_is_not_flatly_the_fastest_nor_the_other_known_less_well():
+    """It once said so of two options of one kind, whose predictions have one error."""
+    ahead = msgspec.structs.replace(option(1, "fsdp", 102.0), state="rough")
+    found = judged(option(0, "fsdp", 100.0), ahead)
+    why = why_lost(found.options[1], found)
+    assert "2% faster than the fastest" in why
+    assert "rough run alone" in why
+    assert "known less well" not in why
+    assert "the fastest of what was run whole" in why_on_front(found.front[0], found)
+    assert "the fastest of what was run whole" in verdict(plan(), found)
+    vague = msgspec.structs.replace(option(1, "zero", 102.0), state="rough")
+    found = judged(option(0, "fsdp", 100.0), vague)
+    assert "known less well" in why_lost(found.options[1], found)
+    behind = msgspec.structs.replace(option(1, "fsdp", 98.0), state="rough")
+    found = judged(option(0, "fsdp", 100.0), behind)
+    assert "run whole" not in why_on_front(found.front[0], found) + verdict(plan(), found)
+
+
 def test_nothing_is_a_negative_share_slower():
     """It once printed "-1% slower" of what looks faster and is known less well, and "0% slower" of equals."""
     assert pace(100.9, 100.0) == "1% faster as predicted, but known less well"

@@ -11,7 +11,7 @@ from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.plan.untried import OFFLOAD
-from clustersim.studies.plan.why import fit_of_gpu
+from clustersim.studies.plan.why import fit_of_gpu, of_those_run_whole
 
 WORSE_END = " at the worse end of its range"
 """Of what another option is ahead of as predicted: options are taken by what is left where predictions are off."""
@@ -109,6 +109,7 @@ def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     cheapest = min(front, key=lambda option: option.robust[1])
     rivals = [option for option in (*front, *searched.tempting) if option.has_room or not fastest.has_room]
     called = searched.fastest + (" with room in memory" if len(front) < len(searched.front) else "")
+    called += of_those_run_whole(fastest, searched)
     called += WORSE_END if any(option.rate > fastest.rate for option in rivals) else ""
     if not cheapest.priced:
         return f", {called}; without a price of its machine nothing is said of cost"

@@ -34,7 +34,7 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
         best.insert(0, f"{searched.fastest} with room in memory")
     if best:
         if best[0] == FASTEST:
-            best[0] = searched.fastest
+            best[0] = searched.fastest + of_those_run_whole(option, searched)
         return ", ".join(best) + (", errors counted" if _outrun(option, searched) else "")
     # Where a machine has no price, whoever has one is compared with whoever has one: nothing is known of the other's.
     faster = next(
@@ -79,8 +79,15 @@ def _outrun(option: PlanOption, searched: SearchResult) -> bool:
     return False
 
 
-def pace(rate: float, rival_rate: float) -> str:
-    """How much slower an option is than another; of what is not, that it looks as fast, or faster.
+def of_those_run_whole(option: PlanOption, searched: SearchResult) -> str:
+    """Words behind "the fastest" where something that was run roughly alone looks faster; else empty."""
+    rough = (rival for rival in searched.options if rival.state == "rough")
+    faster = any(rival.rate > option.rate * (1 + EVEN) for rival in rough)
+    return " of what was run whole" if faster else ""
+
+
+def pace(rate: float, rival_rate: float, doubt: str = "as predicted, but known less well") -> str:
+    """How much slower an option is than another; of what is not, that it looks as fast, or faster, with a ``doubt``.
 
     >>> pace(90.0, 100.0), pace(100.0, 100.2), pace(101.0, 100.0)
     ('10% slower', 'as fast', '1% faster as predicted, but known less well')
@@ -88,7 +95,7 @@ def pace(rate: float, rival_rate: float) -> str:
     slower = 1 - rate / rival_rate
     if abs(slower) < EVEN:
         return AS_FAST
-    return f"{slower:.0%} slower" if slower > 0 else f"{-slower:.0%} faster as predicted, but known less well"
+    return f"{slower:.0%} slower" if slower > 0 else f"{-slower:.0%} faster {doubt}"
 
 
 def fit_of(option: PlanOption) -> str:
@@ -141,6 +148,10 @@ def _slower(option: PlanOption, searched: SearchResult) -> str:
     first = min(searched.front, key=lambda rival: rival.robust)
     fastest = min(rivals, key=lambda rival: rival.robust) if rivals else first
     where_text = " there" if fastest is not first else ""
+    # Both are predicted equally well where their errors are the same: then only the rough run leaves it open.
+    if option.rate > fastest.rate * (1 + EVEN) and option.error <= fastest.error:
+        how = pace(option.rate, fastest.rate, "than")
+        return f"{how} the fastest{where_text} by a rough run alone: not run whole, which may turn it round"
     how = pace(option.rate, fastest.rate)
     return f"{how} {'as' if how == AS_FAST else 'than'} the fastest{where_text}, roughly"
 
