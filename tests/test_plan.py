@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, seconds
 from clustersim.core.ranges import of_step
 from clustersim.scenario.run.held import held
 from clustersim.studies import plan as planner
-from clustersim.studies.plan.answer import assumptions
+from clustersim.studies.plan.answer import assumptions, told
 from clustersim.studies.plan.candidates import (
     DEGREES,
     PlanCandidate,
@@ -446,6 +447,19 @@ def test_what_a_rough_run_is_ahead_of_is_not_flatly_the_fastest_nor_the_other_kn
     behind = msgspec.structs.replace(option(1, "fsdp", 98.0), state="rough")
     found = judged(option(0, "fsdp", 100.0), behind)
     assert "run whole" not in why_on_front(found.front[0], found) + verdict(plan(), found)
+
+
+def test_why_options_cannot_be_run_is_said_with_counts():
+    """A plan once counted them, and gave no reason."""
+    reasons = ["tp 3 does not divide 32 heads", "tp 5 does not divide 32 heads", "the GPU has no fp8"]
+    failed = [PlanOption(option(i, "fsdp", 1.0).candidate, "error", why) for i, why in enumerate(reasons, 1)]
+    failed = [msgspec.structs.replace(each, kind="fsdp") for each in failed]
+    made = {("hgx-a100", 1): SimpleNamespace(node_types=(SimpleNamespace(device="a"), SimpleNamespace(device="b")))}
+    found = replace(judged(option(0, "fsdp", 100.0), *failed), topologies=made)
+    (why,) = (line for line in told(plan(), found).warnings if "cannot be run" in line)
+    assert why == ("3 options cannot be run, by reason 2: tp 3 does not divide 32 heads; 1: the GPU has no fp8")
+    alone = replace(judged(option(0, "fsdp", 100.0)), topologies=made)
+    assert not any("cannot be run" in line for line in told(plan(), alone).warnings)
 
 
 def test_nothing_is_a_negative_share_slower():

@@ -21,7 +21,7 @@ from clustersim.studies.plan.places import best_of_places
 from clustersim.studies.plan.robust import robustness
 from clustersim.studies.plan.rows import ChosenRow, Degrees, FateRow, PlaceRow, PlanAnswer, ReasonedRow
 from clustersim.studies.plan.spec import EXACT, PlanFile
-from clustersim.studies.plan.verdict import left_over, too_close, verdict
+from clustersim.studies.plan.verdict import cannot_be_run, left_over, too_close, verdict
 from clustersim.studies.plan.why import (
     alternatives,
     fit_of,
@@ -66,7 +66,10 @@ def told(plan: PlanFile, searched: SearchResult, path: str | Path = "plan.toml")
             ReasonedRow(**_row(alternative, searched), why=why_lost(alternative, searched))
             for alternative in alternatives(searched)
         ],
-        warnings=[*too_close(searched), *filter(None, (left_over(searched), rule_told(searched)))],
+        warnings=[
+            *too_close(searched),
+            *filter(None, (cannot_be_run(searched), left_over(searched), rule_told(searched))),
+        ],
         counts={label: states[state] for state, label in STATES.items()},
         combined=searched.combined,
         assumptions=list(assumptions(plan, searched)),

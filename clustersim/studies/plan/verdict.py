@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -218,6 +219,23 @@ def too_close(searched: SearchResult) -> Iterator[str]:
             )
     for kind in sorted(vague):
         yield f"{off_by(kind)}: an option of theirs that looks a little better or worse than another may not be"
+
+
+def cannot_be_run(searched: SearchResult) -> str:
+    """Why options cannot be run: the commonest reasons, with counts; empty where all can.
+
+    Reasons that differ in their numbers alone are one, told by the first.
+    """
+    failed = [searched.reason(option) for option in searched.options if option.state == "error"]
+    if not failed:
+        return ""
+    alike_reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for reason in failed:
+        alike_reasons[re.sub(r"\d+", "0", reason)].append(reason)
+    ranked = sorted(alike_reasons.values(), key=len, reverse=True)
+    listed = "; ".join(f"{len(same):,}: {same[0]}" for same in ranked[:MOST_NAMED])
+    others = sum(map(len, ranked[MOST_NAMED:]))
+    return f"{len(failed):,} options cannot be run, by reason {listed}{f'; {others:,} others' if others else ''}"
 
 
 def left_over(searched: SearchResult) -> str:
