@@ -567,6 +567,26 @@ def test_gpus_without_a_nic_odd_links_and_lonely_vertices_are_noticed() -> None:
     assert any("node0/gpu0 (gpu): no link" in w for w in fabrics.check(bare).warnings)
 
 
+def test_nics_that_gpus_cannot_share_evenly_are_noticed() -> None:
+    """7 NICs for 8 GPUs once passed without a word."""
+    for removed, told in (("node0/nic3", "node0: 7 NICs for 8 GPUs:"), ("node*/nic3", "(and on 1 more nodes)")):
+        topology = fabrics.change(fabrics.load("hgx-h100", 2), Change(removed, remove=True))
+        (warning,) = fabrics.check(topology).warnings
+        assert told in warning
+    half = fabrics.change(fabrics.load("hgx-h100", 2), Change("node*/nic[0-3]", remove=True))
+    assert not any("NICs for" in warning for warning in fabrics.check(half).warnings)
+
+
+def test_a_node_that_straddles_two_leaves_has_no_rails() -> None:
+    """A fat tree once was called "2 rails"."""
+    node = fabrics.node("hgx-h100")
+    assert fabrics.check(fabrics.fat_tree([node] * 3, radix=24)).rails == 1
+    assert fabrics.check(fabrics.fat_tree([node] * 3, radix=8)).rails == 1  # two leaves of its own for each node
+    assert fabrics.check(fabrics.rail_optimised([node] * 3)).rails == 8
+    short = fabrics.change(fabrics.rail_optimised([node] * 3), Change("node0/nic3", remove=True))
+    assert fabrics.check(short).rails == 8
+
+
 def test_a_nic_that_is_odd_on_every_node_is_named_by_its_position() -> None:
     topology = fabrics.load("hgx-h100", 4)
     all_odd = fabrics.change(topology, Change("node*/nic3", bandwidth=25e9))

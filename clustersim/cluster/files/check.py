@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,7 +33,8 @@ class TopologyReport:
     name, fabric : of the topology.
     n_nodes : int.
     vertices, links : how many of each kind. devices : GPUs (or CPUs) of each name.
-    ports : NICs by line rate [bytes/s]. rails : the most leaf switches that NICs of one node are plugged into.
+    ports : NICs by line rate [bytes/s]. rails : the most leaf switches that NICs of one node are plugged into; 1
+        where those are not the same NICs of every node.
     injection_bandwidth : (G,) float [bytes/s], what each GPU (in the order of ``Topology.gpus``) can send out of its
         node (or NVLink domain) while all send; where there is only one, to the others.
     bisection_bandwidth : float [bytes/s], from half of the nodes to the other half, one direction.
@@ -106,12 +107,34 @@ def _nic_rates(topology: Topology) -> dict[float, Ints]:
 
 
 def _rails(topology: Topology) -> int:
-    """The most switches that one node's NICs are plugged into."""
+    """The most switches that one node's NICs are plugged into, where those are rails; else 1."""
     net = _ports(topology)
     plugged = np.column_stack([topology.vertex_node[topology.link_src[net]], topology.link_dst[net]])
-    plugged = plugged[topology.vertex_node[plugged[:, 1]] < 0]  # cables straight to another node's NIC are no rail
+    to_switch = topology.vertex_node[plugged[:, 1]] < 0  # cables straight to another node's NIC are no rail
+    plugged = plugged[to_switch]
+    if not _by_position(topology, plugged, topology.link_src[net][to_switch]):
+        return 1
     nodes = np.unique(plugged, axis=0)[:, 0]
     return int(np.bincount(nodes).max(initial=0))
+
+
+def _by_position(topology: Topology, plugged: Ints, nics: Ints) -> bool:
+    """Whether every switch joins the same NICs of all its nodes, and any joins more than one node's.
+
+    plugged : (P, 2) int, node and switch of each of ``nics``. A tree whose leaf takes in the half of a node as well is
+    no rail fabric: that node is plugged into two leaves, whose NICs are not the ones that its neighbour has there.
+    """
+    positions: defaultdict[int, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    all_positions: defaultdict[int, set[str]] = defaultdict(set)
+    for (node, switch), nic in zip(plugged.tolist(), nics.tolist(), strict=True):
+        positions[switch][node].add(_position(topology, nic))
+        all_positions[node].add(_position(topology, nic))
+    for of_node in positions.values():
+        joined = set().union(*of_node.values())
+        # A NIC that a node lacks altogether, or that has another name there, is no sign.
+        if any(joined & all_positions[node] != own for node, own in of_node.items()):
+            return False
+    return len(all_positions) < 2 or any(len(of_node) > 1 for of_node in positions.values())
 
 
 def _slips(topology: Topology) -> Iterator[str]:
@@ -218,6 +241,24 @@ def _odd_nics(topology: Topology) -> Iterator[str]:
     yield f"{_some(topology, odd)}: {what} {place}{more}"
 
 
+def _uneven_nics(topology: Topology) -> Iterator[str]:
+    """Nodes whose NICs, all or those of the commonest rate, cannot be shared out evenly among the GPUs: 7 for 8."""
+    net = _ports(topology)
+    nics = topology.link_src[net]
+    rates = np.round(topology.reported_bandwidth[net])
+    uneven: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for node in np.unique(topology.vertex_node[topology.gpus]).tolist():
+        on_node = topology.vertex_node[nics] == node
+        gpus = int((topology.vertex_node[topology.gpus] == node).sum())
+        counts = np.unique(rates[on_node], return_counts=True)[1]
+        count = len(np.unique(nics[on_node]))
+        if count > 1 and all(gpus % n and n % gpus for n in (count, int(counts.max()))):
+            uneven[count, gpus].append(node)
+    for (count, gpus), nodes in uneven.items():
+        more = f" (and on {len(nodes) - 1} more nodes)" if len(nodes) > 1 else ""
+        yield f"node{nodes[0]}: {count} NICs for {gpus} GPUs{more}: some share one and others do not; is one missing?"
+
+
 def _position(topology: Topology, vertex: int) -> str:
     """The name of a vertex within its node."""
     return topology.vertex_names[vertex].partition("/")[2]
@@ -303,6 +344,7 @@ _LOOKS = (
     _isolated,
     _slots,
     _odd_nics,
+    _uneven_nics,
     _odd_nvlinks,
     hidden_parts,
     _slow_switches,
