@@ -18,7 +18,8 @@ from conftest import ROOT
 import clustersim
 from clustersim import fabrics, simulate
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.core.errors import ModelError, PluginError, ScenarioError
+from clustersim.collectives.rounds import Round, RoundSteps, in_rounds, rounds_algorithm
+from clustersim.core.errors import ClusterSimError, ModelError, PluginError, ScenarioError
 from clustersim.core.optimizers import OPTIMIZERS, OptimizerRow
 from clustersim.core.row_table import PluginWarning, RowTable
 from clustersim.core.timeline import OpInfo, Timeline
@@ -265,6 +266,53 @@ def test_a_reader_may_not_name_ranks_sizes_or_times_that_cannot_be(acme):
         )
         with pytest.raises(AssertionError, match=words):
             check_reader(reading(timeline), log)
+
+
+def own_run(gpus):
+    """A short run of the strategy that is registered as ``own``, collectives by the textbook."""
+    changes = {"strategy": {"kind": "own", "micro_batch_size": 1}, "model.name": "gpt2", "run.backend": "ideal"}
+    machine = {"cluster.nodes": 1, "cluster.gpus_per_node": gpus}
+    return clustersim.load("ddp_gpt2_xl_2x8_a100", changes | machine)
+
+
+def _exchanged(kind, n, root=0):
+    """Neighbours swap: of an odd group the last has no neighbour."""
+    members = np.arange(n)
+    return RoundSteps((Round(members, members ^ 1, 1.0, lambda _: [0], True),), np.ones(1))
+
+
+def _counted_from_the_end(request, group, channels):
+    return replace(in_rounds(_exchanged("all_reduce", 2).rounds, group), dst=np.array([-3, 0]))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (rounds_algorithm("swap", frozenset({"all_reduce"}), _exchanged), "IndexError"),
+        (
+            msgspec.structs.replace(
+                rounds_algorithm("swap", frozenset({"all_reduce"}), _exchanged), traffic=_counted_from_the_end
+            ),
+            "its traffic names member -3",
+        ),
+    ],
+)
+def test_an_algorithm_that_cannot_do_a_size_and_does_not_refuse_it_is_named(row, words):
+    """A run once ended in a raw IndexError, and a member below 0 was counted from the group's end."""
+
+    def finish(ops, mesh):
+        sums = collective(ops, "all_reduce", "gradients", 4.0, mesh.world_group(), ops.here, algorithm="swap")
+        wait(ops, "gradients", (sums,))
+
+    ALGORITHMS.register(row)
+    STRATEGIES.register(exchanging(finish))
+    try:
+        with pytest.raises(ClusterSimError, match=f"algorithm 'swap' fails at all_reduce of 3 ranks: {words}"):
+            own_run(3).run()
+        own_run(2) if "member" in words else own_run(2).run()
+    finally:
+        STRATEGIES.withdraw("own")
+        ALGORITHMS.withdraw("swap")
 
 
 # ---- a name that is taken, a package that is broken ------------------------------------------------------------------
