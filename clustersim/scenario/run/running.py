@@ -29,7 +29,9 @@ from clustersim.scenario.run.head import head_lines
 from clustersim.scenario.run.held import ScenarioParts, held
 from clustersim.scenario.run.incidents import varying_of, with_incidents
 from clustersim.scenario.run.parts import DeviceKind, backend_of, kinds_of, play
+from clustersim.training.strategies import STRATEGIES
 from clustersim.training.strategies.base import StepSample
+from clustersim.training.strategies.exchange_contract import exchanges_nothing
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -187,6 +189,7 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | Non
         *_changed(scenario, topology),
         *_uneven(scenario, topology, mesh),
         *_told(scenario),
+        *_silent(scenario, program),
         *_fitted(scenario, topology, mesh, program),
     )
     notes = dict.fromkeys((*model_notes, *program.notes))
@@ -208,6 +211,17 @@ def sampled_step(parts: ScenarioParts) -> tuple[StepSample, StepCost] | None:
     _affordable(parts, cost)
     with scenario.at("$.strategy"):
         return sample(parts.model, cost, parts.mesh, scenario.config), cost
+
+
+def _silent(scenario: Scenario, program: Program) -> Iterator[str]:
+    """That a strategy of one's own exchanges nothing, which makes it the fastest of all; shipped ones are tested."""
+    name = scenario.strategy.name
+    workers = sum(len(role.ranks) for role in program.roles)
+    if workers > 1 and STRATEGIES.own(name) is not None and exchanges_nothing(program):
+        yield (
+            f"{name}: no rank hears what another computes in the {scenario.steps} steps of this run: nothing that "
+            "follows a backward is sent; clustersim.testing.check_strategy says more"
+        )
 
 
 def _fitted(scenario: Scenario, topology: Topology, mesh: Mesh, program: Program) -> Iterator[str]:

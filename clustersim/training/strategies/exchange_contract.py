@@ -35,6 +35,20 @@ def check_exchange(row: Strategy, program: Program, period: int) -> None:
             require(receiver in reached[sender] or receiver == sender, row, words)
 
 
+def exchanges_nothing(program: Program) -> bool:
+    """Whether no rank sends anything to another that follows a backward of its own, in the whole of a Program.
+
+    A look at each op once, for a run to say so: :func:`check_exchange` asks who hears of whom as well.
+    """
+    for role in program.roles:
+        informed = _informed(role, _parents(role.ops))
+        for i, op in enumerate(role.ops):
+            alone = isinstance(op, Collective) and op.groups.shape[1] < 2
+            if informed[i] and isinstance(op, Collective | Send) and op.nbytes > 0 and not alone:
+                return False
+    return True
+
+
 def _is_backward(op: Op) -> bool:
     return isinstance(op, Compute) and op.phase == "backward"
 
