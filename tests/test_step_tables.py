@@ -128,3 +128,20 @@ def test_rates_alone_are_told_without_a_step(tmp_path: Path):
     told = read(tmp_path / "a", table('"Relative Time (Process)","a - tokens_per_sec"', (1, 8000), (2, 8100)))
     assert told.step_time_s is None
     assert told.rates == {"tokens_per_sec": 8050}
+
+
+def test_rows_that_are_left_out_are_counted_but_the_one_that_is_being_written(tmp_path: Path) -> None:
+    """They once went in silence, whatever their number."""
+    rows = [(i, 0.25) for i in STEPS]
+    whole = table("step,step_time_s", *rows)
+    other = table("step,step_time_s", *rows[:2], (9,), *rows[2:4], (9, 0.25, 3), *rows[4:])
+    assert read(tmp_path / "whole.csv", whole).skipped == {}
+    assert read(tmp_path / "going.csv", whole + "9").skipped == {}
+    assert read(tmp_path / "again.csv", whole + "\n" + whole).skipped == {}
+    assert read(tmp_path / "other.csv", other).skipped == {"a row of another length than the header": 2}
+    lines = json_lines([{"step": i, "step_time_s": 0.25} for i in STEPS])
+    assert read(tmp_path / "going.jsonl", lines + '{"step": 9, "st').skipped == {}
+    broken = read(tmp_path / "broken.jsonl", lines + '{"step": 9, "st\nwarning: slow\n\n' + lines)
+    assert (broken.skipped, broken.steps) == ({"a line that is no JSON object": 2}, 16)
+    scalars = json.dumps([*([WALL + i, i, 3.1] for i in STEPS), [1, 2], 3])
+    assert read(tmp_path / "scalars.json", scalars).skipped == {"an element of the list that is no row": 2}

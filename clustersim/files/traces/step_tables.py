@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -73,6 +74,9 @@ _OF_BOUNDS = ("__min", "__max")
 """How Weights & Biases names a chart's band."""
 _UNITS = {"ms": 1e-3, "milliseconds": 1e-3, "us": 1e-6}
 _TENSORBOARD = re.compile(r"-tag-(.+?)(?: ?\(\d+\))?\.(?:csv|json)(?:\.gz)?$")
+OTHER_LENGTH = "a row of another length than the header"
+NO_ROW = "an element of the list that is no row"
+NO_OBJECT = "a line that is no JSON object"
 MOST_BARE = 60.0
 """Above this a number without a unit is as likely milliseconds as seconds."""
 APART = 0.3
@@ -86,12 +90,13 @@ _ADVICE = (
 @dataclass
 class _Columns:
     """Columns of a file by their names in small letters, without the run's name: a number or a clock a row, else
-    None; ``notes`` : what to say of them."""
+    None; ``notes`` : what to say of them. ``skipped`` : rows left out, reason -> how many."""
 
     path: Path
     rows: list[dict[str, float | None]]
     names: list[str]
     notes: list[str] = field(default_factory=list)
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     def series(self, name: str) -> list[float | None]:
         """A column; None where a row has it not."""
@@ -144,7 +149,7 @@ def read(paths: Sequence[Path]) -> TrainingLog:
         told.step_time_s,
         told.parts,
         told.rates,
-        told.skipped,
+        {**told.skipped, **columns.skipped},
         told.times,
     )
 
@@ -283,7 +288,9 @@ def _compare(
 def _columns(path: Path) -> _Columns:
     """The rows of a file by name. Raises :class:`TraceError` for what is no table, and for one of several runs."""
     text = files.log(path).lstrip()
-    rows = list(_rows_of_json(path, text) if text[:1] in ("{", "[") else _rows_of_csv(path, text))
+    skipped: Counter[str] = Counter()
+    of_sort = _rows_of_json if text[:1] in ("{", "[") else _rows_of_csv
+    rows = list(of_sort(path, text, skipped))
     names = list(dict.fromkeys(name for row in rows for name in row))
     by_metric: dict[str, list[str]] = {}
     for name in names:
@@ -296,18 +303,29 @@ def _columns(path: Path) -> _Columns:
         raise TraceError(f"{path}: a table of steps without a row")
     numbers = [{_plain(name): _number(value) for name, value in row.items()} for row in rows]
     kept = [name for name in by_metric if name and not name.endswith(_OF_BOUNDS)]
-    return _Columns(path, numbers, [name for name in kept if any(row.get(name) is not None for row in numbers)])
+    return _Columns(
+        path,
+        numbers,
+        [name for name in kept if any(row.get(name) is not None for row in numbers)],
+        skipped=dict(skipped),
+    )
 
 
-def _rows_of_csv(path: Path, text: str) -> Iterator[Row]:
+def _rows_of_csv(path: Path, text: str, skipped: Counter[str]) -> Iterator[Row]:
+    """Rows as long as the header; ``skipped`` counts others but the last, which a run that goes on is writing."""
     lines = csv_rows(text, str(path), TraceError)
     names = next(lines, [])
+    is_cut = False
     for cells in lines:
-        if len(cells) == len(names):  # a table that is being written ends anywhere; a header may come again
+        if is_cut:
+            skipped[OTHER_LENGTH] += 1
+        is_cut = bool(cells) and len(cells) != len(names)
+        if cells and not is_cut:  # a header may come again
             yield dict(zip(names, cells, strict=True))
 
 
-def _rows_of_json(path: Path, text: str) -> Iterator[Row]:
+def _rows_of_json(path: Path, text: str, skipped: Counter[str]) -> Iterator[Row]:
+    """Objects of a list, or one a line; ``skipped`` counts what is none, but the last line of a run that goes on."""
     if text[:1] == "[":
         try:
             table = json.loads(text)
@@ -318,14 +336,19 @@ def _rows_of_json(path: Path, text: str) -> Iterator[Row]:
                 yield row
             elif isinstance(row, list) and len(row) == 3:
                 yield dict(zip(("Wall time", "Step", "Value"), row, strict=True))
+            else:
+                skipped[NO_ROW] += 1
         return
-    for line in text.splitlines():
+    lines = [line for line in text.splitlines() if line.strip()]
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.startswith("{") else None
         except (ValueError, RecursionError):
-            continue  # the last line of a run that goes on
+            row = None
         if isinstance(row, dict):
             yield row
+        elif number < len(lines):
+            skipped[NO_OBJECT] += 1
 
 
 def _plain(name: str) -> str:
