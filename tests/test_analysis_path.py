@@ -12,12 +12,14 @@ from toy import all_reduce
 
 import clustersim
 from clustersim import engine
+from clustersim.app.report import content
 from clustersim.core.errors import TraceError
 from clustersim.core.label import Label
 from clustersim.core.mix import Mix
 from clustersim.core.program import Compute, Recv, Send
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.critical_path import PATH_KINDS, critical_path
+from clustersim.explain.explain import explain
 from clustersim.explain.graph import graph
 from clustersim.explain.knobs import KNOBS
 from clustersim.explain.replay import replayed
@@ -223,3 +225,14 @@ def test_a_measured_run_is_not_replayed():
     )
     with pytest.raises(TraceError, match="does not say what waits for what"):
         graph(timeline)
+
+
+def test_a_part_of_the_path_that_reads_as_nothing_is_left_out():
+    """Reports once said "link 0.06875 ns 0.0%"."""
+    timeline = run(toy.program([Compute("a", 1.0), all_reduce("tiny", 1e-8, [[0, 1]], after=(0,))]))
+    path = critical_path(timeline)
+    assert 0 < min(path.by_kind.values()) < 5e-4
+    tables = content._path(timeline, path)
+    assert [name for name, *_ in tables["kinds"]] == [max(path.by_kind, key=path.by_kind.__getitem__)]
+    assert not tables["links"]
+    assert " 0.0%" not in " ".join(explain(timeline).path)

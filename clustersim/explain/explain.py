@@ -171,7 +171,8 @@ def _path(path: CriticalPath, step: float, per: str) -> list[str]:
     total = sum(path.by_kind.values())
     if total <= 0:
         return []
-    parts = [f"{kind} {seconds / total:.1%}" for kind, seconds in path.by_kind.items()]
+    told = ((kind, seconds / total) for kind, seconds in path.by_kind.items())
+    parts = [f"{kind} {share:.1%}" for kind, share in told if share >= NOTHING]
     lines = [f"{', '.join(parts[:6])} (shares of the path, {reach(path, step, per)})"]
     links = [f"{name} {format_time(seconds)}" for name, seconds in path.by_link.items() if seconds > 1e-4 * total]
     return lines + ([f"links on it: {', '.join(links[:3])}"] if links else [])

@@ -24,7 +24,7 @@ from clustersim.core.tomls import flat
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.critical_path import CriticalPath
-from clustersim.explain.explain import KNOWN, explain, reach, weighed_again
+from clustersim.explain.explain import KNOWN, NOTHING, explain, reach, weighed_again
 from clustersim.explain.hotspots import hotspots
 from clustersim.explain.metrics import a_step, has_steps, step_word
 from clustersim.explain.pieces import servers, workers
@@ -226,8 +226,9 @@ def _path(timeline: Timeline, critical: CriticalPath) -> dict[str, list[tuple[st
     step_length = critical.length_s / max(critical.steps, 1) or 1.0
 
     def shares(parts: Mapping[str, float]) -> list[tuple[str, ...]]:
-        """The largest shares of the path: (name, seconds, percent of the step)."""
-        return [(k, format_time(v), f"{v / step_length:.1%}") for k, v in list(parts.items())[:PATH_ROWS] if v > 0]
+        """The largest shares of the path: (name, seconds, percent of the step); none that reads as nothing."""
+        largest = [(k, v, v / step_length) for k, v in list(parts.items())[:PATH_ROWS]]
+        return [(k, format_time(v), f"{share:.1%}") for k, v, share in largest if share >= NOTHING]
 
     names = {-1: "nothing queued"} | {i: op.name for i, op in enumerate(timeline.ops)}
     longest = sorted(critical.pieces, key=lambda piece: piece.begin - piece.end)[:PATH_ROWS]
