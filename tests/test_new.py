@@ -7,19 +7,21 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from clustersim import scenario
 from clustersim.app.cli import drafts, recipes, room
 from clustersim.app.cli.drafts import shape_of_model
 from clustersim.app.cli.machines import machine_of
-from clustersim.app.cli.recipes import RecipePlace
+from clustersim.app.cli.recipes import RecipePlace, batch_of
 from clustersim.cluster import files as fabrics
 from clustersim.model.named_models import file as model_file
 from clustersim.scenario.run.held import held
 from clustersim.scenario.run.mesh_table import rows
 from clustersim.studies.plan.candidates import placed_away
 from clustersim.studies.plan.spec import load
+from clustersim.training.parallel.checks import ModelShape
 
 COMMANDS = {
     "scenario": ("--gpu", "H100", "--nodes", "2", "--model", "gpt2"),
@@ -87,6 +89,23 @@ def test_a_new_plan_says_the_tokens_of_its_smallest_and_of_its_largest_step(clus
     low, high = (f"{samples * 1024 / 1e6:.1f}" for samples in (least, most))
     assert low != high
     assert f"; about {low} to {high} million tokens\n" in file.read_text()
+
+
+def test_a_new_plans_batch_is_one_for_the_model_and_the_machine(clustersim, tmp_path):
+    """2 to 4 million tokens were asked for on 8 small GPUs as well: dozens of micro-batches an option."""
+    large = ModelShape(32, 4096, 4096)
+    assert batch_of(large, 8) == (64, 128)  # half a million tokens
+    assert batch_of(large, 1) == (8, 16)
+    assert batch_of(large, 1024) == (512, 1024)  # 4 million
+    assert batch_of(large, 4096) == (2048, 4096)  # a sample for each
+    assert batch_of(large, 24) == (192, 384)  # which 24 GPUs can share
+    small = ModelShape(12, 1024, 768)
+    assert batch_of(small, 64) == (256, 512)
+    assert batch_of(msgspec.structs.replace(small, experts=8), 64) == (2048, 4096)
+    file = tmp_path / "p.toml"
+    clustersim("new", "plan", file, "--gpu", "RTX 4090", "--nodes", "1", "--model", "llama2-7b")
+    assert load(file)[0].batch.samples == (64, 128)
+    assert "# 65,536 tokens for each GPU" in file.read_text()
 
 
 def test_a_new_scenario_begins_with_ddp_only_where_activations_fit_too(clustersim, tmp_path):

@@ -36,6 +36,12 @@ MIXTURE_TOKENS = 4 * TOKENS
 """The same of a mixture, which computes with a few of the experts whose parameters it gathers and reduces."""
 BATCH_TOKENS = 1 << 22
 """Tokens of a step of large models: about 4 million, as Llama 3's and others' reports have it."""
+SMALLER_BATCHES = ((1e9, 1 << 19), (4e9, 1 << 20))
+"""Parameters below which a step has at most so many tokens (GPT-3's table 2.1: 0.5 million to 760M, 1 million of 1.3B
+and 2.7B)."""
+GPU_TOKENS = 1 << 16
+"""Tokens of a step for each GPU, at most: nanoGPT's recipe of GPT-2 has 491,520 on 8 A100s, Llama 2's finetune of 7B
+to 70B 262,144 in all. More makes a step longer on few GPUs, and no option better."""
 MOST_MICRO_BATCH = 16
 MOST_EXPERT_RANKS = 64
 MOST_STAGES = 16
@@ -173,11 +179,32 @@ def kernels(shape: ModelShape | None) -> str:
 
 
 def batch_of(shape: ModelShape | None, gpus: int) -> tuple[int, int]:
-    """Samples of a step at least and at most: 2 to 4 million tokens, a power of 2, and a sample for each GPU."""
+    """Samples of a step at least and at most, of what has tokens by the rule that :func:`batch_rule` tells: so many
+    for each GPU, a power of 2, and one at least."""
     if shape is None or not shape.seq_len:
         return 256, max(1024, gpus)
-    most = max(BATCH_TOKENS // shape.seq_len, gpus)
+    tokens = min(_most_tokens(shape), gpus * GPU_TOKENS)
+    each = max(1, tokens // (shape.seq_len * gpus))
+    most = gpus << each.bit_length() - 1
     return max(1, most // 2), most
+
+
+def _most_tokens(shape: ModelShape) -> int:
+    """Tokens of a step that a model of this size has at most, on however many GPUs; of a mixture, as of a large one."""
+    parameters = 12 * shape.layers * shape.hidden**2  # of a dense block (Kaplan et al., arXiv 2001.08361, table 1)
+    smaller = (tokens for below, tokens in SMALLER_BATCHES if parameters < below and not shape.experts)
+    return next(smaller, BATCH_TOKENS)
+
+
+def batch_rule(shape: ModelShape | None) -> str:
+    """Comments that say by which rule a plan's batch is what it is; empty of a model that has no tokens."""
+    if shape is None or not shape.seq_len:
+        return ""
+    return (
+        f"# {GPU_TOKENS:,} tokens for each GPU of the largest machine (nanoGPT's GPT-2 on 8 A100s), at most "
+        f"{_most_tokens(shape):,} in all\n"
+        "# (of this size: GPT-3's table 2.1, Llama 3's report), a sample a GPU at least. Of a finetune give its own.\n"
+    )
 
 
 def tokens_of(least: int, most: int, shape: ModelShape | None) -> str:
