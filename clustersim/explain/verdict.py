@@ -29,6 +29,8 @@ DOING = {
 """What most of a step goes to in which GPUs seldom wait."""
 SMALL = 0.03
 """A run whose costliest cause costs less than this share of the step seldom waits."""
+LARGE = 0.25
+"""Of a run that seldom waits, what takes more than this share of the step is named beside what takes most."""
 MUCH = 0.5
 """A remedy that gives back less than this part of what its kind of causes costs is told to."""
 NOTHING_TRIED: Mapping[str, float] = MappingProxyType({})
@@ -186,8 +188,11 @@ def _passed(causes: Causes, row: WeighedKind) -> str:
 
 
 def _mostly(causes: Causes) -> str:
-    """What most of the step goes to where GPUs seldom wait: far from the peak they may be even so."""
+    """What most of the step goes to, and what else much of it does, where GPUs seldom wait: far from the peak they may
+    be even so."""
     table = breakdown(causes.timeline, causes.cut)
     mean = table.over(workers(causes.timeline))
-    longest = int(mean[: len(KERNELS)].argmax())
-    return f"{mean[longest]:.1%} of the {step_word(causes.timeline)} goes to {DOING[KERNELS[longest]]}"
+    longest, *others = sorted(range(len(KERNELS)), key=lambda state: -mean[state])
+    text = f"{mean[longest]:.1%} of the {step_word(causes.timeline)} goes to {DOING[KERNELS[longest]]}"
+    named = [f" and {mean[state]:.1%} to {DOING[KERNELS[state]]}" for state in others if mean[state] > LARGE]
+    return text + "".join(named)
