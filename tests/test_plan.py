@@ -462,6 +462,29 @@ def test_why_options_cannot_be_run_is_said_with_counts():
     assert not any("cannot be run" in line for line in told(plan(), alone).warnings)
 
 
+def of_degree(number, rate, passes, tp, usd=1.0):
+    """An option of a split model, with so many passes."""
+    made = option(number, "fsdp", rate, usd=usd)
+    degrees = {**dict.fromkeys(DEGREES, 1), "tp": tp}
+    fields = {"number": tp, "split": True, "family": f"fsdp, tp {tp}", "degrees": degrees}
+    form = msgspec.structs.replace(made.candidate.form, **fields)
+    candidate = msgspec.structs.replace(made.candidate, form=form, played=(2, passes))
+    return msgspec.structs.replace(made, candidate=candidate)
+
+
+def test_an_option_that_is_told_is_no_alternative_with_other_passes():
+    """Of a degree on the front the same option once came again, with other passes."""
+    found = judged(
+        of_degree(0, 100.0, 4, 1),
+        of_degree(1, 80.0, 4, 2, usd=0.5),
+        of_degree(2, 79.0, 8, 2),
+        of_degree(3, 60.0, 4, 4),
+        of_degree(4, 59.0, 8, 4),
+    )
+    assert [each.candidate.number for each in found.front] == [0, 1]
+    assert [each.candidate.number for each in alternatives(found)] == [3]
+
+
 def test_nothing_is_a_negative_share_slower():
     """It once printed "-1% slower" of what looks faster and is known less well, and "0% slower" of equals."""
     assert pace(100.9, 100.0) == "1% faster as predicted, but known less well"

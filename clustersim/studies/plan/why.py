@@ -252,15 +252,24 @@ def alternatives(searched: SearchResult) -> list[PlanOption]:
     for option in searched.front:
         candidate = option.candidate
         front_families.add(("sort", candidate.machine.label, candidate.nodes, candidate.form.sort))
+    shown = {_but_passes(option) for option in searched.options if option.on_front or option.tempting}
     best: dict[object, PlanOption] = {}
     for option in searched.options:
-        if option.on_front or option.tempting:
+        if _but_passes(option) in shown:
             continue
         for key in _sorts(option, searched) if searched.split else [option.candidate.form.family]:
             if key not in front_families and (key not in best or _roomy_rank(option) < _roomy_rank(best[key])):
                 best[key] = option
-    by_number = {option.candidate.number: option for option in best.values()}
-    return sorted(by_number.values(), key=fate_rank)
+    told_once: dict[object, PlanOption] = {}
+    for option in sorted(best.values(), key=_roomy_rank):
+        told_once.setdefault(_but_passes(option), option)
+    return sorted(told_once.values(), key=fate_rank)
+
+
+def _but_passes(option: PlanOption) -> object:
+    """An option without its micro-batch and passes: what differs from one that is told in these alone is not told."""
+    candidate = option.candidate
+    return candidate.machine.label, candidate.nodes, candidate.form.number, candidate.kept
 
 
 def _roomy_rank(option: PlanOption) -> tuple[bool, bool, tuple[int, float, int]]:
