@@ -174,14 +174,14 @@ def override(table: Table, changes: Changes) -> Table:
             value_at = _step(value_at, part, key)
         else:
             if isinstance(value_at, list):
-                value_at[_index(value_at, last, key)] = value
+                value_at[_index(value_at, last, key)] = copy.deepcopy(value)
                 emptied += [value_at] if value is None else []
             elif not isinstance(value_at, dict):
                 raise ScenarioError(f"{source_of(key)}: {parents[-1]!r} holds the value {shown(value_at)}, not a table")
             elif value is None:
                 value_at.pop(last, None)
             else:
-                value_at[last] = value
+                value_at[last] = copy.deepcopy(value)  # a table of the caller's is not written into
     for items in emptied:  # at the end: indices are those of the file
         items[:] = [item for item in items if item is not None]
     return result
