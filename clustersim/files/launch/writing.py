@@ -18,7 +18,7 @@ from clustersim.core.errors import ClusterSimError, ScenarioError, needs
 from clustersim.core.mesh import Mesh
 from clustersim.core.tomls import flat, nested, toml_text
 from clustersim.engine.hang import Watchdogs
-from clustersim.files.launch import batches, shapes, torchtitan
+from clustersim.files.launch import batches, programs_need, shapes, torchtitan
 from clustersim.files.launch.files import document
 from clustersim.files.launch.reading import read
 from clustersim.files.launch.table import NAMES, FrameworkTable, LaunchOption, holds, load
@@ -52,6 +52,7 @@ OURS = (
 ROTARY_BASE = 10_000
 """Of Megatron-LM, unless ``--rotary-base`` says another (megatron/training/arguments.py)."""
 DEGREES = ("tp", "pp", "cp", "ep")
+SHARDS = ("strategy.data_parallel_shard_degree", "parallel.dp_shard")
 EFFECT = {
     "tp": ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "float8_tp"),
     "cp": ("cp_comm_type", "cp_load_balancer", "sp_overlap_comm", "hierarchical_context_parallel_sizes"),
@@ -131,10 +132,15 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     leaves, mesh = _leaves(exported)
     args, config = _options(table, leaves | {"model.name": exported.file.model.name})
     args |= {name: value for name, value in _positions(exported, table, leaves) if name not in args}
-    unwritten: list[str] = []
+    unwritten = programs_need.unsaid(table.name, leaves)
     if table.name == "torchtitan":
         config |= torchtitan.converters(leaves)
-        unwritten = torchtitan.unconverted(leaves)
+        unwritten += torchtitan.unconverted(leaves)
+    if table.name == "accelerate":
+        args = programs_need.named_on_the_hub(args)
+        config |= programs_need.accelerate_words(leaves, mesh, str(exported.path))
+    if table.name == "deepspeed":
+        args |= programs_need.megatron_deepspeed_words(leaves)
     file_texts = _texts(table, args, config, mesh, stem)
     unwritten += [*_wordless(exported, leaves, table, file_texts), *_of_the_process(exported)]
     return LaunchFiles(file_texts, tuple(unwritten), table, tuple(_of_the_machine(exported)))
@@ -208,6 +214,8 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
     for name in batches.OF:
         leaf_values.pop(name, None)
     leaf_values |= batches.told(config.micro_batch_size, config.gradient_accumulation_steps, replicas, pipeline)
+    left = programs_need.shards_left(leaf_values, mesh)
+    leaf_values = {name: value for name, value in leaf_values.items() if name not in SHARDS or value not in {-1, left}}
     if graphs := exported.file.run.cuda_graph:
         leaf_values["graphs.impl"] = "local" if "full_iteration" in graphs else "transformer_engine"
         leaf_values["run.cuda_graph"] = list(graphs)

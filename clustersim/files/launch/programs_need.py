@@ -1,0 +1,86 @@
+"""What a framework's program needs to be told though nothing that is played depends on it: without these words its
+own checks end the launch, or it splits the model otherwise than the other words say."""
+
+from __future__ import annotations
+
+from clustersim.core import texts
+from clustersim.core.errors import ScenarioError
+from clustersim.core.mesh import Mesh
+
+SIZES = "parallelism_config.parallelism_config_"
+
+
+def accelerate_words(leaves: texts.Table, mesh: Mesh, path: str) -> texts.Table:
+    """Keys of accelerate's YAML, by dotted name, beside those that its rows write.
+
+    Its FSDP wraps nothing unless a policy says what (``FullyShardedDataParallelPlugin``), which would make the whole
+    model one unit. Its ``ParallelismConfig`` takes no -1: sizes multiply to the number of processes.
+
+    leaves : the scenario's, by field (:func:`~clustersim.files.launch.writing.canonical`). path : the scenario's.
+
+    Raises :class:`ScenarioError` for degrees that ``ParallelismConfig`` refuses: tensors or sequences split beside
+    anything but FSDP of version 2.
+    """
+    words: texts.Table = {}
+    fsdp = leaves.get("strategy.kind") == "fsdp"
+    if fsdp:
+        sized = bool(leaves.get("strategy.min_num_params"))
+        words["fsdp_config.fsdp_auto_wrap_policy"] = "SIZE_BASED_WRAP" if sized else "TRANSFORMER_BASED_WRAP"
+    degrees = {name: int(leaves.get(f"parallel.{name}") or 1) for name in ("tp", "cp")}
+    second = fsdp and leaves.get("strategy.version", 2) == 2
+    for name, degree in degrees.items():
+        if degree > 1 and not second and (name, degree) != ("tp", mesh.n_nodes * mesh.nproc_per_node):
+            raise ScenarioError(
+                f"{path}: Hugging Face accelerate has no word for {name} = {degree} beside a strategy other than FSDP "
+                f"of version 2 (at $.parallel.{name})"
+            )
+    copies = _copies(leaves) if second else 1
+    if copies * degrees["tp"] * degrees["cp"] == 1:
+        return words
+    words[f"{SIZES}dp_replicate_size"] = copies
+    words[f"{SIZES}dp_shard_size"] = shards_left(leaves, mesh)  # 1 where tp takes all
+    return words | {f"{SIZES}{name}_size": degree for name, degree in degrees.items()}
+
+
+def named_on_the_hub(args: texts.Table) -> texts.Table:
+    """The Trainer's arguments without a model's name that is not the Hub's, which it would not load."""
+    known = "/" in str(args.get("model_name_or_path", "/"))
+    return args if known else {name: value for name, value in args.items() if name != "model_name_or_path"}
+
+
+def shards_left(leaves: texts.Table, mesh: Mesh) -> int:
+    """How many ranks share a copy of the model where ``data_parallel_shard_degree`` is -1: those that other degrees
+    leave."""
+    ways = _copies(leaves)
+    for degree in (leaves.get(f"parallel.{name}") for name in ("tp", "cp", "pp")):
+        ways *= int(degree or 1)
+    return max(mesh.n_nodes * mesh.nproc_per_node // ways, 1)
+
+
+def _copies(leaves: texts.Table) -> int:
+    return int(leaves.get("parallel.dp_replicate") or leaves.get("strategy.data_parallel_replicate_degree") or 1)
+
+
+def unsaid(framework: str, leaves: texts.Table) -> list[str]:
+    """What a framework's program has no word for though reading its words back would not tell: positions that are
+    neither learned nor rotary, to deepspeedai's Megatron-DeepSpeed (megatron/arguments.py)."""
+    positions = leaves.get("shape.positions")
+    if framework != "deepspeed" or positions in {None, "learned", "rotary"}:
+        return []
+    return [f"shape.positions = {positions}: it would be learned"]
+
+
+def megatron_deepspeed_words(leaves: texts.Table) -> texts.Table:
+    """Arguments of Megatron-DeepSpeed's scripts beside those that rows write, as its
+    examples_deepspeed/pretrain_llama2_distributed.sh has them.
+
+    ``GPTModelPipe`` is built unless ``--no-pipeline-parallel``, and DeepSpeed's pipeline refuses ZeRO 2 and 3.
+    ``--deepspeed-activation-checkpointing`` says whose function computes again, ``--recompute-granularity`` that layers
+    are.
+    """
+    words: texts.Table = {}
+    if int(leaves.get("parallel.pp") or 1) == 1:
+        words["no_pipeline_parallel"] = True
+    if leaves.get("model.activation_checkpointing") == "full":
+        words |= {"recompute_granularity": "full", "recompute_method": "uniform"}
+    return words
