@@ -44,7 +44,9 @@ def test_accelerates_sizes_multiply_to_its_processes_and_are_read_back(changed, 
 def test_accelerate_refuses_to_split_tensors_beside_replicas_and_so_does_its_export():
     with pytest.raises(ScenarioError, match="no word for tp = 2 beside"):
         accelerates(strategy={"kind": "ddp", "micro_batch_size": 1}, parallel__tp=2)
-    config, _ = accelerates(strategy={"kind": "ddp", "micro_batch_size": 1}, cluster__nodes=1, cluster__gpus_per_node=4, parallel__tp=4)
+    config, _ = accelerates(
+        strategy={"kind": "ddp", "micro_batch_size": 1}, cluster__nodes=1, cluster__gpus_per_node=4, parallel__tp=4
+    )
     assert (config["distributed_type"], config["parallelism_config"][SIZES + "tp_size"]) == ("MULTI_GPU", 4)
 
 
@@ -79,5 +81,7 @@ def test_megatron_deepspeeds_script_is_told_what_it_asks_for():
 def test_megatron_deepspeeds_script_is_told_nothing_that_its_parser_does_not_know():
     made = scenario.load("zero1_llama3_8b_2x8_a100", {"model": {"name": "bloom-560m", "seq_len": 1024}})
     found = exchange.written(made, "deepspeed")
-    assert not {"--position-embedding-type", "--embed-layernorm", "--pad-vocab-size-to", "--add-qkv-bias"} & set(words(made))
+    assert not {"--position-embedding-type", "--embed-layernorm", "--pad-vocab-size-to", "--add-qkv-bias"} & set(
+        words(made)
+    )
     assert "shape.positions = alibi: it would be learned" in found.wordless

@@ -9,4 +9,6 @@ def test_a_changed_table_is_not_written_into_by_the_fields_changed_beside_it():
     first = scenario.load("zero1_llama3_8b_2x8_a100", changes)
     assert first.config.data_parallel_replicate_degree == 2
     assert strategy == {"kind": "fsdp", "version": 2}
-    assert scenario.load("zero1_llama3_8b_2x8_a100", {"strategy": strategy}).config.data_parallel_replicate_degree is None
+    assert (
+        scenario.load("zero1_llama3_8b_2x8_a100", {"strategy": strategy}).config.data_parallel_replicate_degree is None
+    )
