@@ -247,6 +247,19 @@ def test_what_is_less_than_steps_differ_by_anyway_is_no_fault_of_a_rank():
     assert list(profile_findings._late_ranks(steps_of(steady, idle, [1e-3] * 3))) == [0]
 
 
+@pytest.mark.parametrize("hosts", [{}, {0: "a", 1: "a"}, {0: "a", 1: "b"}])
+def test_of_two_ranks_the_slower_is_told_and_not_that_it_once_began_later(hosts):
+    """A profile of two ranks of a busy machine: one took twice as long in every step, and once stood still 2 ms."""
+    busy = [[0.0102, 0.0211], [0.0096, 0.0199], [0.0100, 0.0204]]
+    steps = steps_of(busy, [[1e-4, 1e-4], [1e-4, 2.1e-3], [1e-4, 1e-4]], [1e-3] * 3)
+    slow = profile_findings._slow_ranks(steps, Site(ranks=2, hosts=hosts))
+    assert list(slow) == [1] and slow[1] == pytest.approx([1.07, 1.07, 1.04], abs=0.01)
+    late = profile_findings._late_ranks(steps)
+    assert profile_findings._behind(slow, steps) > sum(by.clip(0).sum() for by in late.values())
+    alike = steps_of([[0.010, 0.0102], [0.0103, 0.010], [0.010, 0.0101]], np.zeros((3, 2)), [1e-3] * 3)
+    assert profile_findings._slow_ranks(alike, Site(ranks=2, hosts=hosts)) == {}
+
+
 def test_transfers_inside_one_machine_blame_no_nic_and_a_cpu_no_gpu():
     steady = np.tile([0.2, 0.2], (3, 1))
     for hosts, blamed in (({0: "a", 1: "a"}, False), ({0: "a", 1: "b"}, True)):

@@ -185,8 +185,9 @@ def _slow_ranks(steps: ProfiledSteps, site: Site) -> dict[int, Floats]:
     machine = np.array([site.hosts.get(int(rank), "") for rank in steps.ranks])
     medians = [np.median(steps.busy[:, machine == name], axis=1) for name in np.unique(machine)]
     usual = np.min(medians, axis=0)
-    ratio = np.log(steps.busy / usual[:, None])
-    noise = 1.4826 * float(np.median(np.abs(ratio - np.median(ratio))))
+    two = len(steps.ranks) == 2  # whose median is half of what they differ by, and no noise of steps
+    ratio = np.log(steps.busy / (steps.busy.min(axis=1) if two else usual)[:, None])
+    noise = 1.4826 * float(np.median(np.abs(ratio - np.median(ratio, axis=0 if two else None))))
     top = np.sort(ratio, axis=0)[-2:].mean(axis=0)
     limit = max(np.log1p(LEAST_SLOWER), NOISES * noise)
     struck = np.flatnonzero((top > limit) | (ratio.max(axis=0) > 2 * limit))
