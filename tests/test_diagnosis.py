@@ -253,7 +253,8 @@ def test_of_two_ranks_the_slower_is_told_and_not_that_it_once_began_later(hosts)
     busy = [[0.0102, 0.0211], [0.0096, 0.0199], [0.0100, 0.0204]]
     steps = steps_of(busy, [[1e-4, 1e-4], [1e-4, 2.1e-3], [1e-4, 1e-4]], [1e-3] * 3)
     slow = profile_findings._slow_ranks(steps, Site(ranks=2, hosts=hosts))
-    assert list(slow) == [1] and slow[1] == pytest.approx([1.07, 1.07, 1.04], abs=0.01)
+    assert list(slow) == [1]
+    assert slow[1] == pytest.approx([1.07, 1.07, 1.04], abs=0.01)
     late = profile_findings._late_ranks(steps)
     assert profile_findings._behind(slow, steps) > sum(by.clip(0).sum() for by in late.values())
     alike = steps_of([[0.010, 0.0102], [0.0103, 0.010], [0.010, 0.0101]], np.zeros((3, 2)), [1e-3] * 3)
