@@ -8,6 +8,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
 
 SIZES = "parallelism_config.parallelism_config_"
+SHARDS = ("strategy.data_parallel_shard_degree", "parallel.dp_shard")
 
 
 def accelerate_words(leaves: texts.Table, mesh: Mesh, path: str) -> texts.Table:
@@ -55,6 +56,12 @@ def shards_left(leaves: texts.Table, mesh: Mesh) -> int:
     for degree in (leaves.get(f"parallel.{name}") for name in ("tp", "cp", "pp")):
         ways *= int(degree or 1)
     return max(mesh.n_nodes * mesh.nproc_per_node // ways, 1)
+
+
+def shards_unsaid(leaves: texts.Table, mesh: Mesh) -> texts.Table:
+    """Leaves without a number of shards that is what other degrees leave: frameworks take it where none is said."""
+    left = shards_left(leaves, mesh)
+    return {name: value for name, value in leaves.items() if name not in SHARDS or value != left}
 
 
 def _copies(leaves: texts.Table) -> int:

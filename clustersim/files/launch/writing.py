@@ -52,7 +52,6 @@ OURS = (
 ROTARY_BASE = 10_000
 """Of Megatron-LM, unless ``--rotary-base`` says another (megatron/training/arguments.py)."""
 DEGREES = ("tp", "pp", "cp", "ep")
-SHARDS = ("strategy.data_parallel_shard_degree", "parallel.dp_shard")
 EFFECT = {
     "tp": ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "float8_tp"),
     "cp": ("cp_comm_type", "cp_load_balancer", "sp_overlap_comm", "hierarchical_context_parallel_sizes"),
@@ -130,7 +129,7 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
         )
     _launches(exported, table)
     leaves, mesh = _leaves(exported)
-    leaves = _shards_unsaid(leaves, mesh)
+    leaves = programs_need.shards_unsaid(leaves, mesh)
     args, config = _options(table, leaves | {"model.name": exported.file.model.name})
     args |= {name: value for name, value in _positions(exported, table, leaves) if name not in args}
     unwritten = programs_need.unsaid(table.name, leaves)
@@ -216,7 +215,7 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
         leaf_values.pop(name, None)
     leaf_values |= batches.told(config.micro_batch_size, config.gradient_accumulation_steps, replicas, pipeline)
     left = programs_need.shards_left(leaf_values, mesh)
-    leaf_values |= {name: left for name in SHARDS if leaf_values.get(name) == -1}
+    leaf_values |= {name: left for name in programs_need.SHARDS if leaf_values.get(name) == -1}
     if graphs := exported.file.run.cuda_graph:
         leaf_values["graphs.impl"] = "local" if "full_iteration" in graphs else "transformer_engine"
         leaf_values["run.cuda_graph"] = list(graphs)
@@ -229,12 +228,6 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
     if parallel.framework != "megatron" and not splits(exported):
         idle = ("parallel.",)
     return {name: value for name, value in leaf_values.items() if not (idle and name.startswith(idle))}, mesh
-
-
-def _shards_unsaid(leaves: texts.Table, mesh: Mesh) -> texts.Table:
-    """Leaves without a number of shards that is what other degrees leave: frameworks take it where none is said."""
-    left = programs_need.shards_left(leaves, mesh)
-    return {name: value for name, value in leaves.items() if name not in SHARDS or value != left}
 
 
 def _kernels_of(leaf_values: texts.Table) -> texts.Table:
@@ -330,7 +323,7 @@ def _wordless(
 ) -> Iterator[str]:
     """Every setting that reading the texts back does not give."""
     back, model = _back(exported, table, texts)
-    again = _shards_unsaid(*_leaves(back))
+    again = programs_need.shards_unsaid(*_leaves(back))
     for name in DEGREES:
         if (leaves.get(f"parallel.{name}") or 1) != (again.get(f"parallel.{name}") or 1):
             degree = f"{name} = {leaves.get(f'parallel.{name}', 1)}"
