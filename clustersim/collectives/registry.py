@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -56,8 +57,18 @@ def _failed(row: Algorithm, kind: str, n: int, wrong: str) -> ProgramError:
     )
 
 
-def _in_words(wrong: Exception) -> str:
-    return f"{type(wrong).__name__}: {' '.join(str(wrong).split())}"
+@contextmanager
+def _answering(row: Algorithm, kind: str, n: int) -> Iterator[None]:
+    """Refuse a kind that a row does not do, and name the row where what is asked of it within fails."""
+    if kind not in row.kinds:
+        raise ProgramError(_refusal(row, kind))
+    try:
+        yield
+    except ClusterSimError:
+        raise
+    except Exception as wrong:
+        words = f"{type(wrong).__name__}: {' '.join(str(wrong).split())}"
+        raise _failed(row, kind, n, words) from wrong
 
 
 def _checked(row: Algorithm) -> Algorithm:
@@ -68,36 +79,26 @@ def _checked(row: Algorithm) -> Algorithm:
 
         def ask(request: Request, group: Group, channels: tuple[Channel, ...]) -> Answer:
             """Refuse, or ask the function."""
-            if request.kind not in row.kinds:
-                raise ProgramError(_refusal(row, request.kind))
-            try:
+            with _answering(row, request.kind, group.size):
                 return function(request, group, channels)
-            except ClusterSimError:
-                raise
-            except Exception as wrong:
-                raise _failed(row, request.kind, group.size, _in_words(wrong)) from wrong
 
         return ask
 
+    asked_traffic = checked(row.traffic)
+
     def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
         """The row's, whose members are of the group: one below -1 would be counted from the group's end."""
-        answer = checked(row.traffic)(request, group, channels)
-        for ends in (answer.src, answer.dst):
-            absent = [member for member in np.asarray(ends).tolist() if not -1 <= member < group.size]
-            if absent:
+        answer = asked_traffic(request, group, channels)
+        for ends in (np.asarray(answer.src), np.asarray(answer.dst)):
+            absent = ends[(ends < -1) | (ends >= group.size)]
+            if absent.size:
                 raise _failed(row, request.kind, group.size, f"its traffic names member {absent[0]}")
         return answer
 
     def sends(kind: str, n: int, n_islands: int) -> tuple[float, float]:
         """Refuse, or ask the row."""
-        if kind not in row.kinds:
-            raise ProgramError(_refusal(row, kind))
-        try:
+        with _answering(row, kind, n):
             return row.sends(kind, n, n_islands)
-        except ClusterSimError:
-            raise
-        except Exception as wrong:
-            raise _failed(row, kind, n, _in_words(wrong)) from wrong
 
     schedule = row.schedule and checked(row.schedule)
     waves = row.waves and checked(row.waves)

@@ -104,6 +104,7 @@ def _dump(table: Table, skipped: Counter[str]) -> Dump:
     listed = table.get("entries") or []
     entries = listed if isinstance(listed, list) else []
     whole_of = _coalesced(entries)
+    closers = set(whole_of.values())
     calls: list[Call] = []
     messages: list[Message] = []
     parts: defaultdict[int, list[Call]] = defaultdict(list)
@@ -119,7 +120,7 @@ def _dump(table: Table, skipped: Counter[str]) -> Dump:
             if entry.get("is_p2p"):
                 if match := _MESSAGE.search(call.name):
                     messages.append(Message(call, match[1], int(match[3])))
-                elif i not in whole_of.values():
+                elif i not in closers:
                     skipped["several sends and receives as one, whose own lines are not there"] += 1
             elif whole is not None:
                 parts[whole].append(call)

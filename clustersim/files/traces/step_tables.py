@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import csv_rows, short
 from clustersim.core.units import format_time
@@ -141,17 +143,7 @@ def read(paths: Sequence[Path]) -> TrainingLog:
         shown = ", ".join(short(name) for name in columns.names[:8])
         raise TraceError(f"{paths[0]}: no column of this table of steps is a time (it has {shown}): {_ADVICE}")
     told = step_timers.told_of(str(paths[0]), collected, steps)
-    return TrainingLog(
-        told.source,
-        [*told.lines, *columns.notes],
-        told.framework,
-        told.steps,
-        told.step_time_s,
-        told.parts,
-        told.rates,
-        {**told.skipped, **columns.skipped},
-        told.times,
-    )
+    return replace(told, lines=[*told.lines, *columns.notes], skipped={**told.skipped, **columns.skipped})
 
 
 def _whose(columns: _Columns) -> str:

@@ -58,6 +58,7 @@ class Fingerprints:
 
     digests: dict[Path, str] = field(default_factory=dict)
     chains: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    model_types: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, scenario: Scenario) -> Identity:
         """The identity of a scenario; a file that cannot be read is the run's error, not this one's."""
@@ -87,7 +88,9 @@ class Fingerprints:
             return ""
         try:
             path = located(scenario, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
-            return str(config_of(path).get("model_type", ""))
+            if path not in self.model_types:
+                self.model_types[path] = str(config_of(path).get("model_type", ""))
+            return self.model_types[path]
         except (ClusterSimError, OSError):
             return ""
 

@@ -19,14 +19,19 @@ def weighted_activation(inside: dict[str, Kernel]) -> Kernel:
     makes two kernels (Megatron-LM core/fusions/fused_bias_swiglu.py, ``weighted_swiglu_back``).
     """
     kernel = inside["expert_activation"]
-    down = inside["expert_down"]
     widths = 2 if "expert_gate" in inside else 1
-    read_again = (widths + 1) * down.flops / (2.0 * down.n)
+    read_again = (widths + 1) * _elements(inside)
     return replace(
         kernel,
         backward_nbytes=kernel.backward_nbytes + read_again,
         backward_launches=kernel.backward_launches + 1,
     )
+
+
+def _elements(inside: dict[str, Kernel]) -> float:
+    """Elements of the activation's output, which the product behind it reads."""
+    down = inside["expert_down"]
+    return down.flops / (2.0 * down.n)
 
 
 def clamped(inside: dict[str, Kernel]) -> dict[str, Kernel]:
@@ -36,8 +41,7 @@ def clamped(inside: dict[str, Kernel]) -> dict[str, Kernel]:
     again, 16 bytes for each 16-bit element of the activation's output. Backward of a clamp writes masks and selects by
     them, 8 bytes of the gate and 14 of the other, and joins both halves' gradients, 8 more.
     """
-    down = inside["expert_down"]
-    elements = down.flops / (2.0 * down.n)
+    elements = _elements(inside)
     clamp = Kernel(
         CLAMP,
         "memory",
