@@ -21,6 +21,7 @@ from clustersim.model.seconds.float8 import (
     cast_seconds,
     padding_seconds,
 )
+from clustersim.model.seconds.gemm import grouped_parts, linear_parts
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.casts import stream_seconds
 from clustersim.model.seconds.kernels import launches, parts, spent
@@ -255,7 +256,7 @@ EXPERTS = Kernel(
 @pytest.mark.parametrize("part", ["F", "I", "W"])
 def test_experts_one_by_one_take_a_kernel_each_on_four_streams(part: str) -> None:
     gpu = device("B200")
-    together = setting(gpu, Execution("fp8", "fp8", float8_recipe="mxfp8"))
+    together = setting(gpu, Execution("fp8", "fp8"))
     apart = replace(together, expert_streams=4)
     work, floor, _ = spent(together, EXPERTS, 1, part)
     assert spent(apart, EXPERTS, 1, part)[:2] == pytest.approx((work, 4 * floor))
@@ -264,6 +265,23 @@ def test_experts_one_by_one_take_a_kernel_each_on_four_streams(part: str) -> Non
     assert spent(apart, sharing_input(EXPERTS), 1, part)[1] == 0.0
     dense = replace(EXPERTS, cut="column")
     assert spent(apart, dense, 1, part) == spent(together, dense, 1, part)
+
+
+ONE_KERNEL = ((8192, 5120, 591.0), (2048, 7168, 208.0))
+"""n, k, us of 16,384 rows of 8 experts on B200 in MXFP8 by one CUTLASS kernel, whose GPU then made 2,420 TFLOP/s of a
+plain product (Dao-AILab/quack pull request 161)."""
+
+
+@pytest.mark.parametrize(("n", "k", "timed"), ONE_KERNEL)
+def test_one_kernel_for_all_experts_in_mxfp8_is_nearly_as_fast_as_a_plain_product(n: int, k: int, timed: float) -> None:
+    where = setting(device("B200"), Execution("fp8", "bf16", float8_recipe="mxfp8"))
+    plain = 2.0 * 8192**3 / max(linear_parts(where, 8192, 8192, 8192))
+    one = 2.0 * 16384 * n * k / max(grouped_parts(where, 2048, n, k, 8))
+    assert one / plain == pytest.approx(2.0 * 16384 * n * k / (timed * 1e-6) / 2420e12, rel=0.06)
+    # A kernel for each expert, on four streams, is no such kernel.
+    assert max(grouped_parts(replace(where, expert_streams=4), 2048, n, k, 8)) > max(
+        grouped_parts(where, 2048, n, k, 8)
+    )
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), [("mxfp8", 1), ("tensorwise", 2)])

@@ -30,6 +30,12 @@ from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
 
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 """Output tiles (rows, columns) of fp32 kernels."""
+ONE_LAUNCH = 0.96
+"""Of a plain product's rate, what CUTLASS's single kernel for the MXFP8 products of all experts keeps on the tensor cores
+of sm100: 591 and 208 us for 16,384 rows of 8 experts, 5,120 x 8,192 and 7,168 x 2,048, scales in place, on a B200 whose
+plain products ran at 2,420 TFLOP/s just then (Dao-AILab/quack pull request 161)."""
+WORKSTATION = 120
+"""Compute capability of the Blackwells whose tensor cores have no memory of their own, and other kernels."""
 _LARGE_K = 4096.0
 _LARGE_H = 256 * 192 / (256 + 192)
 _SIZE = np.asarray(8192.0)
@@ -88,9 +94,13 @@ def _memory(where: Setting, m: float, n: float, k: float, batch: float) -> float
 
 def grouped_parts(where: Setting, m: float, n: float, k: float, count: float) -> tuple[float, float]:
     """:func:`gemm_parts` of products that share one launch, at the rate of a training step: by the law of experts
-    (:mod:`clustersim.model.seconds.kernel_law.experts`), of which a step keeps its own share."""
+    (:mod:`clustersim.model.seconds.kernel_law.experts`), of which a step keeps its own share; or, where one kernel has
+    all experts of MXFP8, nearly at that of plain products (:data:`ONE_LAUNCH`)."""
     if not where.by_law:
         return linear_parts(where, m, n, k, count)
+    if where.blocks == "mxfp8" and not where.expert_streams and where.device.sm < WORKSTATION:
+        compute, memory = linear_parts(where, m, n, k, count)
+        return compute / ONE_LAUNCH, memory
     laws = kernel_laws()
     arithmetic_of = where.blocks or where.device.runs_as(where.dtype)
     law = laws.experts[MEASURED_AS.get(arithmetic_of, arithmetic_of)]
