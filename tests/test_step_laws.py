@@ -170,6 +170,12 @@ def test_groups_of_every_recipe_have_a_law(recipe):
     assert 0 < max(grouped_parts(where, 8192, 8192, 8192, 8)) < bf16
 
 
+def test_blocks_that_tensor_cores_scale_cost_experts_no_share_and_others_do():
+    assert LAWS.experts_on("fp8_block", "sm100") == LAWS.experts_on("fp8", "sm100") == LAWS.experts["fp8"]
+    assert LAWS.experts_on("fp8_block", "sm90") == LAWS.experts["fp8_block"]
+    assert LAWS.experts_on("mxfp8", "sm103") == LAWS.experts["fp8"]
+
+
 SCANS = {
     "gated_delta_rule": (32, 2, 128, 128, 64),
     "kimi_delta_rule": (32, 1, 128, 128, 64),
