@@ -456,3 +456,23 @@ def test_a_row_of_nemotron_on_blackwell_that_says_nothing_of_graphs_has_its_reci
     recipe = recipe_of({**row, "precision_recipe": "mxfp8"})
     assert recipe.graphs == graphs
     assert recipe.parallel["flex_backend"] == ("hybridep" if graphs else "deepep")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "precision", "backend", "graphs", "overlap"),
+    [
+        ("GPT-OSS-120B", "GB300", "mxfp8", "hybridep", ("full_iteration",), True),
+        ("GPT-OSS-120B", "B300", "mxfp8", "hybridep", ("attn", "moe_router", "moe_preprocess"), True),
+        ("GPT-OSS-120B", "B200", "bf16", None, (), False),
+        ("Kimi-K2", "GB300", "mxfp8", "hybridep", ("full_iteration",), True),
+        ("Kimi-K2", "B300", "bf16", None, (), False),
+    ],
+)
+def test_rows_of_blackwell_that_say_no_setting_have_their_recipes(
+    model: str, gpu: str, precision: str, backend: str | None, graphs: tuple[str, ...], overlap: bool
+) -> None:
+    from tests.evidence.software import recipe_of
+
+    row = {"model": model, "framework": "Megatron-Bridge", "version": "26.06", "gpu": gpu, "precision_recipe": precision}
+    recipe = recipe_of(row)
+    assert (recipe.parallel.get("flex_backend"), recipe.graphs, recipe.ep_overlap) == (backend, graphs, overlap)
