@@ -2,7 +2,8 @@
 
 Since Ampere a pass takes what :mod:`clustersim.model.seconds.kernel_law.attention` says of an isolated one, at the
 level of the device's sustained products (:func:`~clustersim.model.seconds.gemm.sustained_level`); backward does 2.5
-times the work of forward. FlashAttention 1 and 2, Triton's and the memory-efficient kernel have each warp issue its own
+times the work of forward, but makes each exponential once, as forward does (Dao, arXiv:2307.08691, algorithm 2: two
+products a score forward, five backward): units of twice as many save both the same time. FlashAttention 1 and 2, Triton's and the memory-efficient kernel have each warp issue its own
 products, and gain nothing from later tensor cores. So told, forward and backward of FlashAttention-2 take 3.4 to 3.7
 times the law's forward in all 47 charted shapes of A100 and H100, of 512 to 16,384 tokens, with a causal mask and
 without, where its work is 3.5 times forward's; cuDNN's on B200 (SimuMax's tables), 3.6 to 4.2.
@@ -17,7 +18,7 @@ forward runs at 1.2 E and backward, with 2.5 times the arithmetic, at 0.94 E.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import lru_cache
 
 import numpy as np
@@ -29,7 +30,7 @@ from clustersim.model.seconds.gemm import sustained_level
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.attention import Heads
 from clustersim.model.seconds.kernel_law.attention import attention_parts as law_parts
-from clustersim.model.seconds.kernel_law.sheet import Sheet, legacy
+from clustersim.model.seconds.kernel_law.sheet import USUAL_EXPS, Sheet, legacy
 
 WARP_ISSUED = frozenset({"fa1", "triton", "fa2", "efficient"})
 """Kernels whose warps issue their own products."""
@@ -79,12 +80,15 @@ def _by_law(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> 
     device = where.device
     sheet = _sheet(device, issued=where.attention_kernel in WARP_ISSUED)
     heads = heads_of(kernel, batch, WIDE * (where.attention_kernel in FIRST))
-    compute = float(law_parts(kernel_laws().attention["bf16"], sheet, heads)[0])
+    law = kernel_laws().attention["bf16"]
+    compute = float(law_parts(law, sheet, heads)[0])
     half = where.with_dtype(half_of(device))
     # In 32 bits the same arithmetic is done by other units.
     slower = device.peak[device.runs_as(half.dtype)] / device.peak[device.runs_as(where.dtype)]
-    again = kernel.backward_flops / kernel.flops if backward else 1.0
-    return compute * sustained_level(half) * max(1.0, slower) * again
+    if backward:  # as many passes over usual units, of which one is of exponentials that faster ones save time in
+        usual = float(law_parts(law, replace(sheet, exps=np.minimum(sheet.exps, USUAL_EXPS)), heads)[0])
+        compute = usual * kernel.backward_flops / kernel.flops - (usual - compute)
+    return compute * sustained_level(half) * max(1.0, slower)
 
 
 def _share(where: Setting) -> float:
