@@ -12,7 +12,7 @@ from kernel_rows import Kernels, Row, read
 
 from clustersim.model.seconds.kernel_law.experts import ExpertLaw, Experts, expert_seconds, grouped_products
 from clustersim.model.seconds.kernel_law.products import ProductLaw
-from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES, SCALING
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
 
 ARITHMETICS = ("bf16", "fp8", "fp8_block", "nvfp4")
 LIBRARIES = ("tuned", "triton", "generated")
@@ -60,13 +60,11 @@ def experts(arithmetic: str, rows: Kernels) -> Guess:
     up, down = grouped_products(layer)
     best_up, best_down = BestTilings(), BestTilings()
     inside = {name: np.array([library(row["kernel"]) == name for row in rows.rows]) for name in LIBRARIES}
-    scaled = inside["tuned"] & np.isin(rows.generation, list(SCALING))  # by tensor cores, and no block's share is lost
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
         products = ProductLaw(*(constants[name] for name in PRODUCT_FIELDS))
         own = {name: sum(constants[_of(name, k)] * v for k, v in inside.items()) for name in OF_A_LIBRARY}
         share = sum(constants[_share(arithmetic, k)] * v for k, v in inside.items())
-        share = np.where(scaled, constants[_share("fp8", "tuned")], share)
         law = ExpertLaw(**own, share=share, crawl=constants["crawl"], overlap=constants["overlap"])
         sheet = rows.sheet(arithmetic, levels)
         tilings = best_up(products, sheet, up), best_down(products, sheet, down)
@@ -80,8 +78,7 @@ def _of(name: str, library_: str) -> str:
 
 
 def _share(arithmetic: str, library_: str) -> str:
-    """Blocks of 128 are scaled by the kernels themselves, and have a share of their own, but where tensor cores do it
-    (:data:`~clustersim.model.seconds.kernel_law.sheet.SCALING`). The generated kernels ran on
+    """Blocks of 128 are scaled by the kernels themselves, and have a share of their own. The generated kernels ran on
     one generation alone, which cannot tell what they do less of in fewer bits from what they do less of on faster
     SMs."""
     name = _of("share", library_)

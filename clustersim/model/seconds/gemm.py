@@ -23,6 +23,7 @@ from clustersim.core.collective_kinds import DTYPE_BYTES
 from clustersim.core.device import Device
 from clustersim.model.seconds.base import HALF, Setting
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
+from clustersim.model.seconds.kernel_law.constants import MEASURED_AS
 from clustersim.model.seconds.kernel_law.experts import grouped_share
 from clustersim.model.seconds.kernel_law.products import ProductLaw, Shapes, TileCosts, arithmetic, tile_costs
 from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
@@ -102,7 +103,7 @@ def grouped_parts(where: Setting, m: float, n: float, k: float, count: float) ->
         return compute / ONE_LAUNCH, memory
     laws = kernel_laws()
     arithmetic_of = where.blocks or where.device.runs_as(where.dtype)
-    law = laws.experts_on(arithmetic_of, where.device.arch)
+    law = laws.experts[MEASURED_AS.get(arithmetic_of, arithmetic_of)]
     share = grouped_share(law, laws.products["all"], sheet_of(where.device, arithmetic_of))
     burst = _arithmetic(where.device, arithmetic_of, (m, n, k, count), grouped=True) / float(share)
     compute = burst * sustained_level(where) / where.constants.grouped

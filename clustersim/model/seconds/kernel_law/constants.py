@@ -13,7 +13,6 @@ from clustersim.model.seconds.kernel_law.casts import StreamLaw
 from clustersim.model.seconds.kernel_law.experts import ExpertLaw
 from clustersim.model.seconds.kernel_law.products import ProductLaw
 from clustersim.model.seconds.kernel_law.scans import ScanLaw
-from clustersim.model.seconds.kernel_law.sheet import SCALING
 
 KINDS = ("products", "attention", "experts", "scans", "streams")
 
@@ -41,12 +40,6 @@ class KernelLaws:
         """Of a generation in an arithmetic; of one that nobody measured, its nearest kin's (:data:`KIN`), or 0."""
         known = self.levels.get(MEASURED_AS.get(arithmetic, arithmetic), {})
         return known.get(arch, known.get(KIN.get(arch, ""), 0.0))
-
-    def experts_on(self, arithmetic: str, arch: str) -> ExpertLaw:
-        """The law of experts in an arithmetic on a generation: scales of blocks that its tensor cores multiply by cost
-        their kernels nothing (:data:`~clustersim.model.seconds.kernel_law.sheet.SCALING`)."""
-        scaled = arithmetic == "fp8_block" and arch in SCALING
-        return self.experts["fp8" if scaled else MEASURED_AS.get(arithmetic, arithmetic)]
 
 
 MEASURED_AS: Mapping[str, str] = {"fp16": "bf16", "mxfp8": "fp8"}

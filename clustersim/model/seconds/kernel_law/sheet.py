@@ -105,9 +105,6 @@ FlashAttention 1 and 2, run these on every generation, and gain nothing from lat
 PERSISTENT = frozenset({"sm90", "sm100", "sm103"})
 """Generations whose products are fed by the tensor memory accelerator into wgmma or tcgen05 instructions: their kernels
 work on one tile while they write the last one, and share out what is left of a round."""
-SCALING = frozenset({"sm100", "sm103"})
-"""Generations whose tensor cores multiply by the scales of blocks as they go, of blocks of 128 too where scales are
-powers of two: DeepGEMM's on sm100 (tcgen05.mma with block_scale), Transformer Engine's blockwise recipe there."""
 USUAL_EXPS = 16.0
 """Exponentials a clock of one SM: the throughput table of the CUDA programming guide, compute capability 7 to 12."""
 EXPS_A_CLOCK: Mapping[str, float] = {"sm103": 32.0}
