@@ -473,6 +473,6 @@ def test_rows_of_blackwell_that_say_no_setting_have_their_recipes(
 ) -> None:
     from tests.evidence.software import recipe_of
 
-    row = {"model": model, "framework": "Megatron-Bridge", "version": "26.06", "gpu": gpu, "precision_recipe": precision}
-    recipe = recipe_of(row)
+    row = {"model": model, "framework": "Megatron-Bridge", "version": "26.06", "gpu": gpu}
+    recipe = recipe_of({**row, "precision_recipe": precision})
     assert (recipe.parallel.get("flex_backend"), recipe.graphs, recipe.ep_overlap) == (backend, graphs, overlap)

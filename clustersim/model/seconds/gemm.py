@@ -31,9 +31,9 @@ from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 """Output tiles (rows, columns) of fp32 kernels."""
 ONE_LAUNCH = 0.96
-"""Of a plain product's rate, what CUTLASS's single kernel for the MXFP8 products of all experts keeps on the tensor cores
-of sm100: 591 and 208 us for 16,384 rows of 8 experts, 5,120 x 8,192 and 7,168 x 2,048, scales in place, on a B200 whose
-plain products ran at 2,420 TFLOP/s just then (Dao-AILab/quack pull request 161)."""
+"""Of a plain product's rate, what CUTLASS's single kernel for the MXFP8 products of all experts keeps on the tensor
+cores of sm100: 591 and 208 us for 16,384 rows of 8 experts, 5,120 x 8,192 and 7,168 x 2,048, scales in place, on a B200
+whose plain products ran at 2,420 TFLOP/s just then (Dao-AILab/quack pull request 161)."""
 WORKSTATION = 120
 """Compute capability of the Blackwells whose tensor cores have no memory of their own, and other kernels."""
 _LARGE_K = 4096.0
