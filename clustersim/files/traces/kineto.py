@@ -24,6 +24,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.program import DTYPE_BYTES, HOST_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces import execution_trace, files
+from clustersim.files.traces.call_records import RECORDED, CallRecords
 from clustersim.files.traces.execution_trace import Operator
 from clustersim.files.traces.heads import Head, Likeness, growing, likeness
 from clustersim.files.traces.host_work import LONG, HostCall, host_work, short_name
@@ -37,6 +38,8 @@ from clustersim.files.traces.kineto_json import (
     KinetoInfo,
     NoteArgs,
     decoded,
+    input_bytes,
+    members,
 )
 from clustersim.files.traces.profiled import (
     COMMUNICATORS,
@@ -199,6 +202,7 @@ class _KinetoReader:
         self.told: dict[int, Operator] = {}
         self.steps: list[tuple[float, int]] = []
         self.notes: defaultdict[int | str, list[KinetoEvent]] = defaultdict(list)
+        self.records = CallRecords()
         self.launches: dict[int, tuple[float, int | str]] = {}
         self.kernels: list[KinetoEvent] = []
         self.operators: list[KinetoEvent] = []
@@ -252,6 +256,8 @@ class _KinetoReader:
                 self._call(event)
                 if cat in _OPERATOR and event.name.startswith(_CPU_OP):
                     self.operators.append(event)
+                elif event.name == RECORDED:
+                    self.records.add(event)
 
     def _step(self, ts: float) -> int:
         position = bisect.bisect_right(self.steps, (ts, math.inf)) - 1
@@ -272,12 +278,12 @@ class _KinetoReader:
             stream = f"stream {args.stream}"
             self.trace.work.append(ProfiledWork(event.name, stream, start, end, called * 1e-6, step, None, operator))
             return
-        if args.collective is not None:
-            seen = self._told(args, start, end, step)
-        else:
-            note = self._note(tid, called)
-            seen = self._annotated(note, start, end, step) if note else None
-        unknown = unsized(event.name, start, end, step, self.trace.rank, self.trace.world) if seen is None else None
+        told = args if args.collective is not None else self.records.of(args.external, tid, called)
+        note = self._note(tid, called)
+        seen = self._told(told, start, end, step) if told is not None else None
+        if seen is None and note is not None:
+            seen = self._annotated(note, start, end, step)
+        unknown = self._unsized(event.name, start, end, step, told, note) if seen is None else None
         if unknown is not None:
             self.trace.skipped[UNSIZED] += 1
             self.trace.seen.append(unknown)
@@ -287,13 +293,22 @@ class _KinetoReader:
             short = match.group(1) if (match := LIBRARY_KERNEL.match(event.name)) and match.group(1) else ""
             self.trace.seen.append(dataclasses.replace(seen, kernel=short, told=self.told.get(args.external)))
 
+    def _unsized(
+        self, kernel: str, start: float, end: float, step: int, told: KernelArgs | None, note: KinetoEvent | None
+    ) -> RankCollective | None:
+        """What is known by name alone: its kernel's, the call's or the annotation's."""
+        called = told.collective if told is not None else None
+        if called is None and note is not None and (match := _COMMS.match(note.name)):
+            called = match[2]
+        return unsized(kernel, start, end, step, self.trace.rank, self.trace.world, called=called or "")
+
     def _told(self, args: KernelArgs, start: float, end: float, step: int) -> RankCollective | None:
         kind = kind_of(args.collective or "")
         dtype = dtype_of(args.dtype)
         if kind is None or dtype is None:
             return None
         group = str(args.group)
-        members = _members(args.ranks) or self.groups.get(group, ())
+        members = members(args.ranks) or self.groups.get(group, ())
         size = args.size or len(members) or self.trace.world
         if len(members) not in (0, size):
             members = ()  # the profiler cuts long lists off
@@ -314,7 +329,7 @@ class _KinetoReader:
         match = _COMMS.match(note.name)
         kind = kind_of(match[2]) if match else None
         args = NOTE_ARGS.decode(note.args)
-        nbytes, dtype = _size(args)
+        nbytes, dtype = input_bytes(args)
         if kind is None or (nbytes is None and kind != "barrier"):
             return None
         world = self.trace.world
@@ -382,28 +397,3 @@ class _KinetoReader:
 
     def _called(self, event: KinetoEvent) -> Operator | None:
         return self.told.get(KERNEL_ARGS.decode(event.args).external) if self.told else None
-
-
-def _members(ranks: str | list[int] | None) -> tuple[int, ...]:
-    """Ranks from Kineto's text ``"[0, 1, 2, 3]"``; empty where it is cut off (``...``)."""
-    if isinstance(ranks, list):
-        return tuple(ranks)
-    if not ranks or "..." in ranks:
-        return ()
-    return tuple(int(word) for word in re.findall(r"\d+", ranks))
-
-
-def _size(args: NoteArgs) -> tuple[float | None, str]:
-    """Bytes of all input tensors and their type."""
-    dims = args.dims
-    types = args.types
-    if not isinstance(dims, list) or not isinstance(types, list):
-        return None, ""
-    total = 0.0
-    dtype = ""
-    for shape, word in zip(dims, types, strict=False):
-        tensor_dtype = dtype_of(word) if isinstance(word, str) else None
-        if tensor_dtype and isinstance(shape, list) and all(isinstance(d, int) for d in shape):
-            total += math.prod(shape) * DTYPE_BYTES[tensor_dtype]
-            dtype = dtype or tensor_dtype
-    return (total, dtype) if dtype else (None, "")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import msgspec
+
+from clustersim.core.program import DTYPE_BYTES
+from clustersim.files.traces.samples import dtype_of
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*\{")
 TRIES = 64
@@ -155,3 +159,28 @@ def _up_to_last(text: bytes | bytearray) -> KinetoFile | None:
         except msgspec.DecodeError:
             continue
     return None
+
+
+def members(ranks: str | list[int] | None) -> tuple[int, ...]:
+    """Ranks from Kineto's text ``"[0, 1, 2, 3]"``; empty where it is cut off (``...``)."""
+    if isinstance(ranks, list):
+        return tuple(ranks)
+    if not ranks or "..." in ranks:
+        return ()
+    return tuple(int(word) for word in re.findall(r"\d+", ranks))
+
+
+def input_bytes(args: NoteArgs) -> tuple[float | None, str]:
+    """Bytes of all input tensors and their type."""
+    dims = args.dims
+    types = args.types
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return None, ""
+    total = 0.0
+    dtype = ""
+    for shape, word in zip(dims, types, strict=False):
+        tensor_dtype = dtype_of(word) if isinstance(word, str) else None
+        if tensor_dtype and isinstance(shape, list) and all(isinstance(d, int) for d in shape):
+            total += math.prod(shape) * DTYPE_BYTES[tensor_dtype]
+            dtype = dtype or tensor_dtype
+    return (total, dtype) if dtype else (None, "")

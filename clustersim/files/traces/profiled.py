@@ -73,11 +73,13 @@ UNSIZED = (
 )
 
 
-def unsized(kernel: str, start: float, end: float, step: int, rank: int, world: int) -> RankCollective | None:
-    """A collective of which its kernel's name alone is known, in a group that no other rank is known to be in: kernels
-    of ranks are not matched by guess. None where the name tells no collective."""
+def unsized(
+    kernel: str, start: float, end: float, step: int, rank: int, world: int, *, called: str = ""
+) -> RankCollective | None:
+    """A collective of which its kernel's name, or what the host ``called``, alone is known, in a group that no other
+    rank is known to be in: kernels of ranks are not matched by guess. None where neither tells a collective."""
     match = NCCL_KERNEL.match(kernel)
-    kind = kind_of(match[1]) if match else None
+    kind = (kind_of(match[1]) if match else None) or kind_of(called)
     if kind is None:
         return None
     group = f"of rank {rank}"

@@ -44,7 +44,7 @@ _TYPES = {
     "int32": "int int32 i32 u32 uint32",
     "int64": "long int64 i64 u64 uint64",
     "uint8": "byte char uint8 int8 bool u8 i8",
-    "fp8": "f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2 float8_e4m3fn float8_e5m2",
+    "fp8": "f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu",
 }
 """Our element types -> what programs call them (lower case); signed and unsigned of one width are one."""
 DTYPES = {name: ours for ours, names in _TYPES.items() for name in names.split()}
