@@ -36,10 +36,9 @@ from clustersim.files.traces.kineto_json import (
     KinetoEvent,
     KinetoFile,
     KinetoInfo,
-    NoteArgs,
     decoded,
     input_bytes,
-    members,
+    ranks_named,
 )
 from clustersim.files.traces.profiled import (
     COMMUNICATORS,
@@ -308,7 +307,7 @@ class _KinetoReader:
         if kind is None or dtype is None:
             return None
         group = str(args.group)
-        members = members(args.ranks) or self.groups.get(group, ())
+        members = ranks_named(args.ranks) or self.groups.get(group, ())
         size = args.size or len(members) or self.trace.world
         if len(members) not in (0, size):
             members = ()  # the profiler cuts long lists off

@@ -161,7 +161,7 @@ def _up_to_last(text: bytes | bytearray) -> KinetoFile | None:
     return None
 
 
-def members(ranks: str | list[int] | None) -> tuple[int, ...]:
+def ranks_named(ranks: str | list[int] | None) -> tuple[int, ...]:
     """Ranks from Kineto's text ``"[0, 1, 2, 3]"``; empty where it is cut off (``...``)."""
     if isinstance(ranks, list):
         return tuple(ranks)
