@@ -602,3 +602,63 @@ def test_a_tool_of_one_maker_tells_no_gpu_of_another(tmp_path: Path):
         made(tmp_path, rocm("XGMI"), gpu="H20-96GB")
     with pytest.raises(TopologyError, match="nvidia-smi tells of NVIDIA's GPUs, and a MI300X is none"):
         made(tmp_path, matrix(8, lambda i, j: "NODE"), gpu="MI300X")
+
+
+# ---- what launchers and collectors put before lines ------------------------------------------------------------------
+
+PREFIXES = {
+    "pdsh": "node01: ",
+    "mpirun": "[1,0]<stdout>: ",
+    "kubectl": "2025-11-19T10:11:12.123456789Z ",
+    "srun -l": " 0: ",
+}
+
+
+def prefixed(text: str, prefix: str) -> str:
+    return "".join(f"{prefix}{line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize("before", PREFIXES.values(), ids=PREFIXES)
+def test_what_a_launcher_puts_before_lines_changes_nothing(tmp_path: Path, before: str):
+    plain = [PAIRED, ibstat(200, 200, 0, 200), nvlinks(12)]
+    text = topology_text([_numbered(tmp_path, text, number) for number, text in enumerate(plain)])
+    for number, given in enumerate(plain):
+        _numbered(tmp_path, prefixed(given, before), number)
+    assert topology_text([tmp_path / f"{number}.txt" for number in range(3)]) == text
+
+
+def _numbered(folder: Path, text: str, number: int) -> Path:
+    (folder / f"{number}.txt").write_text(text)
+    return folder / f"{number}.txt"
+
+
+def test_times_of_day_in_a_prefix_may_differ(tmp_path: Path):
+    lines = prefixed(rocm("XGMI"), "").splitlines()
+    timed = "".join(f"2025-11-19T10:11:{i % 60:02d}.{i:09d}Z {line}\n" for i, line in enumerate(lines))
+    assert topology_text(_numbered(tmp_path, timed, 0), "MI300X") == topology_text(
+        _numbered(tmp_path, rocm("XGMI"), 0), "MI300X"
+    )
+
+
+def test_two_hosts_lines_between_each_other_are_two_matrices(tmp_path: Path):
+    other = PAIRED.replace("NV12", "NV8")
+    both = "".join(f"n1: {a}\nn2: {b}\n" for a, b in zip(PAIRED.splitlines(), other.splitlines(), strict=True))
+    with pytest.raises(TopologyError, match="matrices of 2 machines that differ"):
+        topology_text(_numbered(tmp_path, both, 0), "A100")
+    alike = "".join(f"n1: {line}\nn2: {line}\n" for line in PAIRED.splitlines())
+    made_of = topology_text(_numbered(tmp_path, alike, 0), "A100", (4, 200.0))
+    assert made_of == topology_text(_numbered(tmp_path, PAIRED, 0), "A100", (4, 200.0))
+
+
+def test_ports_of_two_machines_do_not_add_up(tmp_path: Path):
+    """ibstat of two hosts in one file: each NIC had twice its rate."""
+    assert gbps(made(tmp_path, PAIRED, ibstat(200, 200, 200, 200) * 2, gpu="A100")) == [200.0] * 4
+    with pytest.raises(TopologyError, match="mlx5_0 twice, with 200 and 100 Gb/s, so it is of several machines"):
+        made(tmp_path, PAIRED, ibstat(200, 200, 200, 200) + ibstat(100, 200, 200, 200), gpu="A100")
+
+
+@pytest.mark.parametrize(("gpu", "generation"), [("MI100", 4), ("MI210", 4), ("MI300X", 5)])
+def test_pcie_below_rocm_smis_gpus_is_of_their_generation(tmp_path: Path, gpu: str, generation: int):
+    text = topology_text(_numbered(tmp_path, rocm("PCIE", 4), 0), gpu)
+    assert f"pcie_gen = {generation}\n" in text
+    assert ("31.5077 GB/s" in text) == (generation == 4)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clustersim.cluster.files import smi_topo
-from clustersim.core import texts
+from clustersim.cluster.files import prefixed, smi_topo
 from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import TopologyError
 
@@ -22,7 +21,7 @@ LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 LANE = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0, 256: 200.0}
 """Gb/s of a lane by ``active_speed`` of ibverbs, as the trade counts them: SDR to XDR."""
 _IBSTAT = re.compile(r"^CA '([\w.-]+)'", re.MULTILINE)
-_STATUS = re.compile(r"^Infiniband device '([\w.-]+)' port \d+ status:", re.MULTILINE)
+_STATUS = re.compile(r"^Infiniband device '([\w.-]+)' port (?=\d+ status:)", re.MULTILINE)
 _LAYER = re.compile(r"^\s*link[ _]layer:\s*(infiniband|ethernet)\b", re.MULTILINE | re.IGNORECASE)
 _DEVINFO = re.compile(r"^hca_id:\s*([\w.-]+)", re.MULTILINE)
 _GPU = re.compile(r"^\s*GPU (\d+): ([^\n(]+?) *(?:\(UUID[^\n]*)?$", re.MULTILINE)
@@ -53,7 +52,7 @@ def parted(paths: Sequence[Path]) -> tuple[Path, Beside]:
     beside = Beside()
     machines: list[Path] = []
     for path in paths:
-        text = texts.text_of(path, TopologyError)
+        text = prefixed.plain_text(path)
         is_beside = _read(text, path, beside)
         if not is_beside or smi_topo.is_matrix(text):  # one report may hold both
             machines.append(path)
@@ -74,12 +73,18 @@ def _read(text: str, path: Path, beside: Beside) -> bool:
     for tool, head, reader in tools:
         parts = head.split(text)
         if len(parts) > 1:
-            rates: dict[str, float] = {}
+            rates: dict[str, dict[str, float]] = {}  # of each NIC by port, which ibstatus names
             for name, said in zip(parts[1::2], parts[2::2], strict=True):
-                rates[name] = rates.get(name, 0.0) + reader(said, f"{path}: {name}")  # ibstatus names it at each port
+                port = said.split()[0] if tool == "ibstatus" and said.split() else ""
+                rate = reader(said, f"{path}: {name}")
+                if rates.setdefault(name, {}).setdefault(port, rate) != rate:
+                    raise TopologyError(
+                        f"{path}: {tool} has {name} twice, with {rates[name][port]:g} and {rate:g} Gb/s, so it is of "
+                        "several machines; give what one of them prints"
+                    )
                 if layer := _LAYER.search(said):
                     beside.layers[name] = "ib" if layer[1].lower() == "infiniband" else "roce"
-            beside.ports |= rates
+            beside.ports |= {name: sum(ports.values()) for name, ports in rates.items()}
             beside.names[tool] = path.name
             return True
     if _GPU.search(text) and _LINK.search(text):

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
-from clustersim.cluster.files import beside, lstopo, rocm_topo, smi_topo
+from clustersim.cluster.files import beside, lstopo, prefixed, rocm_topo, smi_topo
 from clustersim.cluster.files.xml_machine import XmlMachine
 from clustersim.core import texts
 from clustersim.core.errors import TopologyError
@@ -34,7 +34,7 @@ def topology_text(path: Path | Sequence[Path], gpu: str | None = None, nics: tup
     :class:`TopologyError` for a text that is no dump, or one without GPUs.
     """
     machine, also = beside.parted([path] if isinstance(path, Path) else path)
-    text = texts.text_of(machine, TopologyError)
+    text = prefixed.plain_text(machine)
     gpu = gpu or also.gpu
     if smi_topo.is_matrix(text):
         gpu = gpu or smi_topo.named_gpu(text, machine)

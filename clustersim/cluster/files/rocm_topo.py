@@ -19,7 +19,9 @@ _TYPES = re.compile(r"Link Type between two GPUs\s*=+\s*\n(.*?)(?=^=|\Z)", re.DO
 _TABLE = re.compile(r"^LINK TYPE TABLE:\s*\n(.*?)(?=^[A-Z][A-Z ]+TABLE:|^\s*$|\Z)", re.DOTALL | re.MULTILINE)
 """Of amd-smi, whose rows and columns are PCI addresses, and which tells no NUMA nodes."""
 _NUMA = re.compile(r"^GPU ?\[?(\d+)\]?\s*:\s*\(Topology\) Numa Node:\s*(\d+)", re.MULTILINE)
-_LINK = {"link_speed": "32.0 GT/s PCIe", "link_width": "16"}
+_GENERATION_4 = ("MI1", "MI2", "MI5", "MI6", "Radeon")
+"""How names begin of GPUs whose PCIe is of generation 4: data sheets of AMD Instinct MI50 to MI250X; MI300A and later
+have 5."""
 _WORDS = {"XGMI", "PCIE", "0", "N/A", "SELF"}
 
 
@@ -55,17 +57,19 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
     root.set("joins", " ".join(pairs))
     root.set("left", "does not say how many xGMI links a pair has")
     cpus: dict[str, ET.Element] = {}
+    speed = "16.0" if kind.name.startswith(_GENERATION_4) else "32.0"
+    link = {"link_speed": f"{speed} GT/s PCIe", "link_width": "16"}
     for index in range(len(types)):
         home = numa.get(str(index), "0")
         above = ET.SubElement(
-            cpus.setdefault(home, ET.Element("cpu", numaid=home)), "pci", {"class": "0x060400", **_LINK}
+            cpus.setdefault(home, ET.Element("cpu", numaid=home)), "pci", {"class": "0x060400", **link}
         )
-        part = ET.SubElement(above, "pci", {"class": "0x120000", "vendor": "0x1002", "busid": f"gpu{index}", **_LINK})
+        part = ET.SubElement(above, "pci", {"class": "0x120000", "vendor": "0x1002", "busid": f"gpu{index}", **link})
         if not joined:
             ET.SubElement(part, "gpu", dev=str(index))
         for number in range(nics):
             if number * len(types) // nics == index:
-                nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x02", **_LINK}), "nic")
+                nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x02", **link}), "nic")
                 ET.SubElement(nic, "net", name=f"nic{number}")
     root.extend(cpus.values())
     return root
