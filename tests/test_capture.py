@@ -452,3 +452,14 @@ def test_a_task_that_slurm_gives_one_gpu_uses_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", fake)
     joined = world.join_world("nccl", "cuda", False, patience=600.0)
     assert (joined.rank, joined.size, joined.device.index) == (1, 2, 0)
+
+
+def test_a_row_whose_kind_is_no_word_is_left_out_and_said(tmp_path):
+    """Its bandwidth was asked of a table that no object can be a key of."""
+    source = Path(__file__).parent / "data" / "gloo" / "2_ranks" / "collectives.jsonl"
+    lines = source.read_text().splitlines()
+    row = json.loads(lines[1]) | {"kind": {"a": 1}}
+    (tmp_path / "collectives.jsonl").write_text("\n\n".join([lines[0], json.dumps(row), *lines[2:5]]) + "\n")
+    samples = traces.read(tmp_path / "collectives.jsonl")
+    assert len(samples.rows) == 3
+    assert list(samples.skipped.values()) == [1]

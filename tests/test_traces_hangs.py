@@ -478,3 +478,27 @@ def test_what_never_ends_is_told_even_where_a_later_call_did(tmp_path: Path):
     ranks = {rank: [entry(1), entry(2, "started" if rank == 1 else "completed"), entry(3)] for rank in range(4)}
     (fault,) = hang(tmp_path, ranks).faults
     assert (fault.cause, fault.look_at) == ("not_ended", [1])
+
+
+def test_ended_calls_of_some_ranks_do_not_speak_for_a_rank_without_a_dump(tmp_path: Path):
+    told = hang(tmp_path, {rank: calls(None) for rank in range(3)})
+    assert not told.faults
+    assert told.lines[1].startswith("no dump of rank 3, of which nothing is known")
+
+
+def test_a_rank_that_ended_fewer_calls_is_named_though_all_of_its_own_ended(tmp_path: Path):
+    """It was told that every rank called the same."""
+    told = hang(tmp_path, {rank: calls(None, 2 if rank == 2 else 3) for rank in range(4)})
+    assert "the last of rank 2 is 2 where others' is 3" in told.lines[0]
+    assert "called the same" not in " ".join(told.lines)
+
+
+def test_dumps_without_calls_do_not_say_that_all_called_the_same(tmp_path: Path):
+    told = hang(tmp_path, {rank: [] for rank in range(4)})
+    assert told.lines == ["the dumps hold no calls, so nothing of them tells who waits for whom"]
+
+
+def test_a_json_dump_with_a_mark_before_it_is_read(tmp_path: Path):
+    path = tmp_path / "dump_0.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(dump(calls(None), [("0", "default_pg", [0])])).encode())
+    assert isinstance(traces.read(path), HangReport)

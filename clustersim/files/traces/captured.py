@@ -10,7 +10,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.texts import decoded, shown
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, joined
+from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, joined, kind_of
 
 VERSION = 1
 """Of the layout; a newer one is refused."""
@@ -59,12 +59,12 @@ def lines(path: Path) -> tuple[list[Row], int]:
     text = files.text(path).splitlines()
     rows: list[Row] = []
     broken = 0
-    for number, line in enumerate(text):
+    for line in filter(str.strip, text):
         try:
             rows.append(_json(path, line))
         except TraceError:
             broken += 1  # the run ended inside this line
-            if not number:
+            if not rows:
                 raise
     if not rows:
         raise TraceError(f"{path}: an empty file; a capture's part begins with a line of JSON")
@@ -91,7 +91,7 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
             continue  # the capture's own words, in the notes
         try:
             sample = Sample(
-                kind=row["kind"],
+                kind=_kind(row),
                 nbytes=float(row["size"]),
                 seconds=row["time"] * 1e-6,
                 ranks=_count(row, "ranks"),
@@ -119,6 +119,14 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
         else:
             sieve.add(sample, busbw)
     return sieve.done(str(path), _notes(rows, path))
+
+
+def _kind(row: Row) -> str:
+    """Raises ValueError for what is no collective."""
+    kind = kind_of(row["kind"])
+    if kind is None:
+        raise ValueError(f"kind is {shown(row['kind'])}, no collective")
+    return kind
 
 
 def _count(row: Row, name: str) -> int:

@@ -103,10 +103,13 @@ class CutOffError(TraceError):
 
 
 def whole(path: Path) -> bytes | bytearray:
-    """All of the file, decompressed. Raises :class:`TraceError` where it is cut off or larger than :data:`LARGEST`."""
+    """All of the file, decompressed, without the mark that Windows' editors put before text. Raises
+    :class:`TraceError` where it is cut off or larger than :data:`LARGEST`."""
     out = bytearray()
     for piece in _limited(path):
         out += piece
+    if out.startswith(codecs.BOM_UTF8):
+        del out[: len(codecs.BOM_UTF8)]
     return out
 
 

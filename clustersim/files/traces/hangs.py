@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from clustersim.core.errors import few
 from clustersim.core.units import format_time
+from clustersim.files.traces.hang_absent import nothing_waits
 from clustersim.files.traces.hang_messages import message_faults
 from clustersim.files.traces.recorded_calls import SHOWN, Call, Dump, described, rank_list, wait_word
 from clustersim.files.traces.told import CollectiveFault, HangReport
@@ -37,7 +38,7 @@ def explained(source: str, dumps: Mapping[int, Dump], skipped: Mapping[str, int]
     lines += _circle(faults, waits)
     lines = [*_strangers(dumps), *lines]
     if not faults:
-        lines = ["no rank is behind: every group's ranks called the same collectives, and all of them ended"]
+        lines += nothing_waits(dumps)
     last = {rank: dump.calls[-1] for rank, dump in sorted(dumps.items()) if dump.calls}
     for rank in list(last)[:LISTED]:
         lines.append(f"rank {rank}: {len(dumps[rank].calls)} calls recorded, last {described(last[rank])}")
