@@ -8,6 +8,7 @@ last Xid: names of NVIDIA's dcgm-exporter.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from clustersim.core.errors import TraceError
+from clustersim.core.texts import short
 from clustersim.core.units import format_bandwidth
 from clustersim.files import slices
 from clustersim.files.traces import files
@@ -75,7 +77,7 @@ def read(paths: Sequence[Path]) -> LinkCounters:
         text = files.text(path)
         host = match[1] if (match := _HOST.search(text)) else path.stem
         own_ports = list(_ports_of(path, text, host))
-        own_gpus = list(_gpus_of(text, host))
+        own_gpus = list(_gpus_of(path, text, host))
         if not (own_ports or own_gpus):
             raise TraceError(
                 f"{path}: no port of InfiniBand and no GPU; node_exporter's infiniband collector and dcgm-exporter "
@@ -91,7 +93,7 @@ def _ports_of(path: Path, text: str, host: str) -> Iterator[NicPort]:
     values: defaultdict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for match in _SAMPLE.finditer(text):
         if match[1] in FIELDS:
-            values[match[2], int(match[3])][FIELDS[match[1]]] = float(match[4])
+            values[match[2], int(match[3])][FIELDS[match[1]]] = _finite(path, match)
     for (device, port), fields in sorted(values.items()):
         if not {"state", "rate"} <= fields.keys():
             raise TraceError(f"{path}: {device}:{port} has no state_id or no rate_bytes_per_second")
@@ -100,11 +102,19 @@ def _ports_of(path: Path, text: str, host: str) -> Iterator[NicPort]:
         yield NicPort(host, device, port, state, downs=downs, **flows)
 
 
-def _gpus_of(text: str, host: str) -> Iterator[GpuCounters]:
+def _finite(path: Path, match: re.Match[str]) -> float:
+    """The value of a sample. Raises :class:`TraceError` for one without end."""
+    value = float(match[4])
+    if not math.isfinite(value):
+        raise TraceError(f"{path}: {match[1]} is {short(match[4])}, which no counter is")
+    return value
+
+
+def _gpus_of(path: Path, text: str, host: str) -> Iterator[GpuCounters]:
     values: defaultdict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for match in _GPU_SAMPLE.finditer(text):
         if match[1] in GPU_FIELDS:
-            values[match[3] or host, int(match[2])][GPU_FIELDS[match[1]]] = float(match[4])
+            values[match[3] or host, int(match[2])][GPU_FIELDS[match[1]]] = _finite(path, match)
     for (name, gpu), fields in sorted(values.items()):
         remapped, xid = (int(fields.get(key, 0)) for key in ("remapped", "xid"))
         yield GpuCounters(name, gpu, fields.get("clock", 0.0), fields.get("temperature", 0.0), remapped, xid)

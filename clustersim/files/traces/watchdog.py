@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clustersim.core.errors import TraceError
-from clustersim.files.traces import files
+from clustersim.files.traces import prefixes
 from clustersim.files.traces.hangs import explained
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.recorded_calls import Call, Dump
@@ -40,6 +40,8 @@ _KNOWN = re.compile(
     r"Watchdog caught collective operation timeout|last enqueued (?:NCCL )?work: -?\d|OpType=\w+, .*Timeout\(ms\)="
     r"|Root Cause \(first observed failure\):"
 )
+_FIELD = r" {1,4}(?:host {6}|rank {6}|exitcode {2}): "
+"""How the fields of torchrun's block begin."""
 _EXIT = re.compile(
     r"^ *host {6}: (?P<host>\S{1,200})\n *rank {6}: (?P<rank>\d{1,9}) \(local_rank: \d+\)\n"
     r" *exitcode {2}: (?P<code>-?\d{1,9})\b",
@@ -84,7 +86,7 @@ def read(paths: Sequence[Path]) -> HangReport:
     unnumbered: dict[str, None] = {}
     notes: dict[str, None] = {}
     told_to_dump: set[int] = set()
-    texts = [_WRAPPED.sub(r"\1\2", files.log(path)) for path in paths]
+    texts = [_WRAPPED.sub(r"\1\2", _plain(path)) for path in paths]
     exits = [ended for text in texts for ended in _exits(text)]
     for line in (line for text in texts for line in text.splitlines()):
         if (match := _WORK.search(line)) and "imeout" in line and match["seq"] is None:
@@ -121,6 +123,11 @@ def read(paths: Sequence[Path]) -> HangReport:
     return HangReport(
         hang.source, lines, hang.ranks, hang.faults, told_to_dump=sorted(told_to_dump - set(dumps)), exits=exits
     )
+
+
+def _plain(path: Path) -> str:
+    """A log without what launchers and collectors put before the fields of torchrun's block."""
+    return "\n".join(line.rstrip() for line in prefixes.lines(path, _FIELD))
 
 
 def _exits(text: str) -> Iterator[ProcessExit]:
