@@ -190,3 +190,20 @@ def test_files_of_one_run_each_count_from_their_own_start(tmp_path: Path):
 def test_what_is_wrong_in_a_report_is_one_error(tmp_path: Path, text: str, said: str):
     with pytest.raises(TraceError, match=said):
         read(tmp_path / "t.csv", text)
+
+
+def test_a_kernel_with_several_counters_is_one_kernel(tmp_path: Path):
+    """rocprofv3 --pmc writes a row for each counter of a kernel: its runs were counted as often."""
+    head, *rows = ROCPROF.splitlines()
+    counted = [f'{row},"{name}",1' for row in rows for name in ("SQ_WAVES", "GRBM_COUNT")]
+    run = read(tmp_path / "c.csv", "\n".join([f'{head},"Counter_Name","Counter_Value"', *counted]) + "\n")
+    plain = read(tmp_path / "p.csv", ROCPROF)
+    assert isinstance(run, Timeline)
+    assert isinstance(plain, Timeline)
+    assert len(run.spans()["start"]) == len(plain.spans()["start"]) == 2
+
+
+def test_sums_of_whole_domains_are_no_kernels(tmp_path: Path):
+    sums = ROCPROF_SUMS.replace("Cijk", "KERNEL_DISPATCH") + '"HIP_RUNTIME_API",100,4000,40.0,20\n'
+    with pytest.raises(TraceError, match="whole domains of rocprofv3"):
+        read(tmp_path / "d.csv", sums)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,29 @@ UNREAD = {
     "torch_xla": (b"Metric: CompileTime\n  TotalSamples: 4\n", "metrics report of torch_xla.*step_time_s"),
     "timm's epochs": (b"epoch,train_loss,eval_loss\n0,6.9,6.8\n", "an epoch is no step"),
     "MLPerf": (b':::MLLOG {"namespace": "", "time_ms": 1750000000000}\n', "MLLOG.*the framework's own log"),
+    "OSU behind a prefix": (b"[1,0]<stdout>:# OSU MPI Allreduce Latency Test v7.4\n", "OSU.*CSV"),
+    "rocprofv3's JSON": (b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "rocprofv3's JSON.*kernel_trace.csv"),
+    "rocprofv3's calls": (
+        b'"Domain","Function","Process_Id","Thread_Id","Correlation_Id","Start_Timestamp","End_Timestamp"\n',
+        "calls, copies or agents of rocprofv3.*kernel_trace.csv",
+    ),
+    "rocprof without times": (b'"Index","KernelName","gpu-id","queue-id"\n0,"gemm",2,0\n', "rocprof --timestamp on"),
+    "rocprof's JSON": (
+        b'{"traceEvents":[{},{"ts":"1","ph":"X","name":"k","dur":"2","args":{"BeginNs":"1","dev-id":"4"}}]}',
+        "rocprof's JSON.*results.csv",
+    ),
+    "nsys cuda_kern_exec_trace": (b"API Start (ns),API Dur (ns),Queue Start (ns)\n1,2,3\n", "another report of nsys"),
     "ascend": (ASCEND.encode(), "profile of Ascend NPUs"),
 }
+
+
+def test_rocprofs_database_is_no_export_of_nsight(tmp_path: Path):
+    path = tmp_path / "results.db"
+    with sqlite3.connect(path) as base:
+        base.execute("create table rocpd_kernel_dispatch_0 (id int, start int, end int)")
+    base.close()
+    with pytest.raises(TraceError, match=r"rocprofv3.s database.*kernel_trace.csv"):
+        traces.read(path)
 
 
 @pytest.mark.parametrize("kind", UNREAD)

@@ -66,6 +66,12 @@ _DEVICE = re.compile(r"^(.*?)\s*(?:\((\d{1,6})\)|\b(\d{1,6}))$")
 _CUT = "a line that is cut off"
 SHOWN = 20
 """Kernels that a summary lists."""
+_DOMAINS = re.compile(
+    r"(?:KERNEL_DISPATCH|MEMORY_COPY|MEMORY_ALLOCATION|SCRATCH_MEMORY|MARKER\w*|(?:HIP|HSA|RCCL|ROCDECODE|ROCJPEG)\w*_API)$"
+)
+"""Rows of rocprofv3's domain_stats.csv."""
+_DISPATCH = ("Device", "Process_Id", "Dispatch_Id")
+"""Columns that tell one run of a kernel from another in a table of counters, which has a row for each counter of it."""
 _CALLS = re.compile(r"(?:hip[A-Z]|hsa_|roctx|cu[A-Z]|cuda[A-Z])\w*$|__hip")
 """Names of calls: rocprofv3 counts them under the same columns as kernels."""
 _READ = "of `nsys stats --format csv`, cuda_gpu_trace and cuda_gpu_kern_sum are read"
@@ -212,8 +218,11 @@ def _timeline(traced: dict[Path, list[_Table]]) -> Timeline:
     lines: defaultdict[tuple[int, int], list[tuple[dict[str, str], float, float]]] = defaultdict(list)
     for order, (path, tables) in enumerate(traced.items()):
         for table in tables:
+            counted: set[tuple[str, ...]] = set()
             for number, cells in table.rows:
                 row = dict(zip(table.names, cells, strict=True))
+                if _again(row, counted):
+                    continue
                 match = _DEVICE.match(row["Device"])
                 times = _times(table, row, f"{path}:{number}")
                 lines[order, int(match[2] or match[3]) if match else 0].append((row, *times))
@@ -231,6 +240,16 @@ def _timeline(traced: dict[Path, list[_Table]]) -> Timeline:
     if cut := sum(len(table.cut) for tables in traced.values() for table in tables):
         traces[0].skipped[_CUT] = cut
     return join(traces, ", ".join(map(str, paths)))
+
+
+def _again(row: dict[str, str], counted: set[tuple[str, ...]]) -> bool:
+    """Whether a row is another counter's of a kernel that a row before it is of; the kernel is then counted."""
+    if "Counter_Name" not in row or "Dispatch_Id" not in row:
+        return False
+    key = tuple(row.get(name, "") for name in _DISPATCH)
+    seen = key in counted
+    counted.add(key)
+    return seen
 
 
 def _times(table: _Table, row: dict[str, str], where: str) -> tuple[float, float]:
@@ -275,6 +294,10 @@ def _summed(tables: dict[Path, list[_Table]]) -> KernelSums:
                 sums[row["Name"]] = KernelSum(row["Name"], before.count + int(row["Instances"]), total)
     if not sums:
         raise TraceError(f"{next(iter(tables))}: no kernel in a table that is known; {_READ}")
+    if all(map(_DOMAINS.match, sums)):
+        raise TraceError(
+            f"{next(iter(tables))}: is of whole domains of rocprofv3, not of kernels; give kernel_stats.csv"
+        )
     if all(map(_CALLS.match, sums)):
         raise TraceError(f"{next(iter(tables))}: is of calls of HIP, HSA or CUDA, not of kernels")
     kernels = sorted(sums.values(), key=lambda kernel: -kernel.total_s)

@@ -27,7 +27,29 @@ _OF_A_LINK = (
     "`clustersim check` says what of a machine is assumed"
 )
 _NSYS = "record with `nsys profile` and give `nsys stats --report cuda_gpu_trace --format csv` of it"
+ROCPROF = "give the table of kernels that `rocprofv3 --kernel-trace --output-format csv` writes, kernel_trace.csv"
+"""What to record in place of what rocprofv3 writes otherwise."""
 KINDS = (
+    UnreadKind("rocprofv3's JSON", re.compile(rb"\"rocprofiler-sdk-tool\""), ROCPROF),
+    UnreadKind(
+        "a table of calls, copies or agents of rocprofv3",
+        re.compile(
+            rb"^\"?Domain\"?,\"?Function\"?,\"?Process_Id\"?,|^\"?Kind\"?,\"?Direction\"?,|^\"?Node_Id\"?,\"?Logical_Node_Id",
+            re.MULTILINE,
+        ),
+        ROCPROF,
+    ),
+    UnreadKind("rocprof's JSON", re.compile(rb"\"BeginNs\"\s*:.{0,200}\"dev-id\"", re.DOTALL), "give its results.csv"),
+    UnreadKind(
+        "a table of rocprof without times",
+        re.compile(rb"^\"?Index\"?,\"?KernelName\"?,(?!.*BeginNs)", re.MULTILINE),
+        "record with `rocprof --timestamp on`, or " + ROCPROF,
+    ),
+    UnreadKind(
+        "another report of nsys stats",
+        re.compile(rb"^\"?API Start \(\w+\)\"?,|Queue Start \(\w+\)", re.MULTILINE),
+        "of its reports cuda_gpu_trace and cuda_gpu_kern_sum are read: " + _NSYS,
+    ),
     UnreadKind(
         "a snapshot of PyTorch's memory (torch.cuda.memory._dump_snapshot)",
         re.compile(rb"^\x80.*device_traces", re.DOTALL),
@@ -46,7 +68,7 @@ KINDS = (
     ),
     UnreadKind(
         "a table of the OSU micro-benchmarks",
-        re.compile(rb"^# OSU \S+ \w", re.MULTILINE),
+        re.compile(rb"(?:^|[>\]:)\s])[ \t]*# OSU \S+ \w", re.MULTILINE),
         "it says neither how many ranks there are nor on how many nodes: " + _TABLE,
     ),
     UnreadKind(
