@@ -502,3 +502,12 @@ def test_a_json_dump_with_a_mark_before_it_is_read(tmp_path: Path):
     path = tmp_path / "dump_0.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(dump(calls(None), [("0", "default_pg", [0])])).encode())
     assert isinstance(traces.read(path), HangReport)
+
+
+def test_a_rank_beyond_every_job_is_refused_before_it_fills_the_memory(tmp_path: Path):
+    """A dump whose name ends in its date: a set of as many ranks was made."""
+    said = dump(calls(entry(4, "started")), [])
+    as_pickle(tmp_path / "dump_2025119", said)
+    as_pickle(tmp_path / "dump_999999999", said)
+    with pytest.raises(TraceError, match="rank 999999999 is told of, and no job has more than 10,000,000 ranks"):
+        traces.read(tmp_path)

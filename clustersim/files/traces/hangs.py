@@ -13,7 +13,9 @@ from math import inf
 
 from msgspec.structs import replace
 
-from clustersim.core.errors import few
+from clustersim.core.errors import TraceError, few
+from clustersim.core.limits import MOST_RANKS
+from clustersim.core.texts import short
 from clustersim.core.units import format_time
 from clustersim.files.traces.hang_absent import nothing_waits
 from clustersim.files.traces.hang_messages import message_faults
@@ -137,7 +139,13 @@ def _everybody(group: str, at: Mapping[int, Mapping[int, Call]], dumps: Mapping[
         return told
     if about == "default_pg" or (name == "0" and not about):
         every_group = {rank for dump in dumps.values() for ranks in dump.members.values() for rank in ranks}
-        return set(range(max(every_group | set(dumps)) + 1))
+        highest = max(every_group | set(dumps))
+        if highest >= MOST_RANKS:
+            raise TraceError(
+                f"rank {short(str(highest))} is told of, and no job has more than {MOST_RANKS:,} ranks: the number at "
+                "the end of a dump's name is its rank"
+            )
+        return set(range(highest + 1))
     return {rank for here in at.values() for rank in here}
 
 
