@@ -463,3 +463,13 @@ def test_a_row_whose_kind_is_no_word_is_left_out_and_said(tmp_path):
     samples = traces.read(tmp_path / "collectives.jsonl")
     assert len(samples.rows) == 3
     assert list(samples.skipped.values()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("machines", 1.5), ("machines", [[]]), ("machines", [{"versions": 3}]), ("ranks", "two")]
+)
+def test_a_provenance_of_another_shape_is_one_clear_error(tmp_path, key, value):
+    about = json.loads((Path(__file__).parent / "data" / "gloo" / "2_ranks" / "provenance.json").read_text())
+    (tmp_path / "provenance.json").write_text(json.dumps(about | {key: value}))
+    with pytest.raises(TraceError, match=rf"provenance.json: \$\.{key} is"):
+        captured.provenance(tmp_path / "provenance.json")

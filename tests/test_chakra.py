@@ -391,3 +391,62 @@ def test_a_run_time_that_is_an_attribute_is_the_nodes(tmp_path: Path):
     path = tmp_path / "p.0.et"
     path.write_bytes(framed(messages()["GlobalMetadata"](version=VERSION)) + framed(node))
     assert chakra_reading.read([path]).roles[0].ops[0].duration == pytest.approx(250e-6)
+
+
+# ---- what the jsonizer writes, and files of one rank -----------------------------------------------------------------
+
+
+def four(path: Path) -> Path:
+    """A rank of four, as chakra's converter writes it: its groups are listed, its world is not."""
+    listed = json.dumps([{"pg_name": "0", "ranks": [0, 1, 2, 3]}])
+    nodes = [
+        {"type": 1, "inputs": {"values": str([listed])}},
+        {"name": "fwd", "type": 4, "duration_micros": 500},
+        {
+            "name": "grads",
+            "type": 7,
+            "data_deps": [1],
+            "attrs": {
+                "comm_type": ("int64", 0),
+                "comm_size": ("int64", 1 << 20),
+                "pg_name": ("string", "0"),
+            },
+        },
+    ]
+    return foreign(path, *nodes)
+
+
+def jsonized(path: Path, snake: bool = False) -> Path:
+    from google.protobuf.json_format import MessageToJson
+
+    parts = unframed(path.read_bytes(), str(path))
+    made = path.with_name(path.name.replace(".et", ".json"))
+    made.write_text("".join(MessageToJson(part, preserving_proto_field_name=snake) + "\n" for part in parts))
+    return made
+
+
+def test_one_rank_of_others_files_has_the_world_that_its_groups_name(tmp_path: Path):
+    program = chakra_reading.read([four(tmp_path / "x.0.et")])
+    assert program.world_size == 4
+    assert program.roles[0].ops[1].groups.tolist() == [[0, 1, 2, 3]]
+    with pytest.raises(TraceError, match=r"no file of rank 2 \(2 of 4 missing\)"):
+        chakra_reading.read([four(tmp_path / f"x.{rank}.et") for rank in (0, 1)])
+
+
+@pytest.mark.parametrize("snake", [False, True])
+def test_what_the_jsonizer_writes_is_the_same_program(tmp_path: Path, snake: bool):
+    packed_files = [four(tmp_path / f"x.{rank}.et") for rank in range(4)]
+    program = chakra_reading.read(packed_files)
+    texts = [jsonized(path, snake) for path in packed_files]
+    assert sniff(texts[0].read_bytes())
+    again = chakra_reading.read(texts)
+    assert [op.name for op in again.roles[0].ops] == [op.name for op in program.roles[0].ops]
+    topology = fabrics.load("dgx-a100", nodes=1)
+    same_times(program, again, topology, fabrics.mesh(topology, nproc_per_node=4))
+
+
+def test_a_jsonized_file_that_is_cut_off_is_one_clear_error(tmp_path: Path):
+    path = jsonized(four(tmp_path / "x.0.et"))
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(TraceError, match="cut off, or no JSON"):
+        chakra_reading.read([path])

@@ -326,3 +326,10 @@ def test_sums_that_are_rounded_hide_no_communication():
     explained = explain(traces.read(TINY))
     assert "hidden" not in explained.shares
     assert explained.breakdown.hidden_over(np.arange(4)) == 0.0
+
+
+def test_blank_lines_at_the_end_of_a_table_are_no_rows(tmp_path):
+    source = Path(__file__).parent / "data" / "traces" / "pipeline_2x2"
+    for name in ("ops.csv", "steps.csv"):
+        (tmp_path / name).write_text((source / name).read_text() + "\n  \n")
+    assert traces.read(tmp_path).world_size == traces.read(source).world_size

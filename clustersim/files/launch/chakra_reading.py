@@ -65,6 +65,12 @@ class _ChakraRank:
     nodes: tuple[_ChakraNode, ...]
     where: str
 
+    @property
+    def size(self) -> int:
+        """Ranks of the run, as the file says or its groups name them."""
+        named = (1 + max(node.group) for node in self.nodes if node.group)
+        return max(self.about.world_size, max(named, default=0))
+
 
 def read(paths: Sequence[str | Path], world: int = 0) -> Program:
     """The Program of per-rank files, or of one file whose rank all ``world`` ranks do the same as (0: as it says).
@@ -85,7 +91,7 @@ def read(paths: Sequence[str | Path], world: int = 0) -> Program:
                 f"{path}: rank {rank_trace.about.rank} again (also in {ranks[rank_trace.about.rank].where})"
             )
         ranks[rank_trace.about.rank] = rank_trace
-    world = world or max(max(r.about.world_size for r in ranks.values()), 1 + max(ranks))
+    world = world or max(max(r.size for r in ranks.values()), 1 + max(ranks))
     counted(world, MOST_RANKS, f"{trace_files[0]}: ranks of the run", TraceError)
     missing = [r for r in range(world) if r not in ranks] if len(ranks) > 1 else []
     if missing:
@@ -113,7 +119,7 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _ChakraRank:
     if not re.fullmatch(r"(0\.0\.\d+)?", version):
         raise TraceError(f"{source}: a Chakra trace of version {version[:20]!r}; this reads {VERSION}")
     own_attribute = about_file.get(OWN)
-    numbered = re.search(r"\.(\d{1,9})\.et(?:\.gz)?$", path.name)
+    numbered = re.search(r"\.(\d{1,9})\.(?:et|json)(?:\.gz)?$", path.name)
     about = (
         ChakraHeader(0, int(numbered[1]) if numbered else 0, notes=_earlier(about_file))
         if own_attribute is None

@@ -16,10 +16,12 @@ from typing import Any
 
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
-from clustersim.files.launch import chakra_earlier
+from clustersim.files.launch import chakra_earlier, chakra_json
 from clustersim.files.varints import varint
 
 VERSION = "0.0.4"
+JSON_HEAD = 64 * 1024
+"""Bytes of a file whose first JSON object is looked at."""
 LAYOUT = "clustersim.layout"
 """The attribute that says of a file of an earlier layout what was taken for granted."""
 
@@ -179,6 +181,8 @@ _WIRES: dict[str, dict[int, tuple[int, ...]]] = {
 def sniff(head: bytes) -> bool:
     """Whether a file begins with GlobalMetadata, which may say a version or attributes or nothing, and with a node,
     each behind its length."""
+    if chakra_json.is_jsonized(head):
+        return True
     parts = _first_two(head)
     if parts and chakra_earlier.year(*parts):
         return True
@@ -236,6 +240,9 @@ def unframed(data: bytes | bytearray, source: str) -> Iterator[Any]:
     from google.protobuf.message import DecodeError
 
     kinds = messages()
+    if chakra_json.is_jsonized(bytes(data[:JSON_HEAD])):
+        yield from chakra_json.messages_of(data, kinds, source)
+        return
     parts = _first_two(data)
     layout = chakra_earlier.year(*parts) if parts else 0
     if layout == 2022:

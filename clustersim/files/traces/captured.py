@@ -51,7 +51,19 @@ def read(paths: Sequence[Path]) -> Samples:
 
 def provenance(path: Path) -> Row:
     """What a capture says of itself and its machines. Raises :class:`TraceError`."""
-    return _json(path, files.text(path))
+    about = _json(path, files.text(path))
+    machines = about.get("machines", [])
+    if not isinstance(machines, list) or not all(map(_is_machine, machines)):
+        raise TraceError(f"{path}: $.machines is no list of machines, each with versions, gpus and cores")
+    for name in ("ranks", "nodes"):
+        if not isinstance(about.get(name, 1), int):
+            raise TraceError(f"{path}: $.{name} is {shown(about[name])}, no whole number")
+    return about
+
+
+def _is_machine(table: Any) -> bool:
+    kinds = {"versions": dict, "gpus": list, "cores": int, "threads": int}
+    return isinstance(table, dict) and all(isinstance(table.get(name, kind()), kind) for name, kind in kinds.items())
 
 
 def lines(path: Path) -> tuple[list[Row], int]:

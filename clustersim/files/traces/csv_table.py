@@ -79,8 +79,11 @@ def read_table(path: Path) -> CsvTable:
     """A CSV file, gzipped or not. Raises :class:`TraceError` for a line of another length, and for no lines."""
     lines = csv_rows(files.text(path), str(path), TraceError)
     names = [name.strip() for name in next(lines, [])]
-    rows = list(lines)
-    for number, cells in enumerate(rows, start=2):
+    rows: list[list[str]] = []
+    for number, cells in enumerate(lines, start=2):
+        if not "".join(cells).strip():
+            continue  # a line of blanks, as spreadsheets leave at the end
+        rows.append(cells)
         if len(cells) != len(names):
             raise TraceError(f"{path}:{number}: {len(cells)} fields, but the header has {len(names)}")
     if not rows:
