@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from clustersim.core import gpu_file
-from clustersim.core.errors import TopologyError
+from clustersim.core.errors import TopologyError, few
 
 _TYPES = re.compile(r"Link Type between two GPUs\s*=+\s*\n(.*?)(?=^=|\Z)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"^LINK TYPE TABLE:\s*\n(.*?)(?=^[A-Z][A-Z ]+TABLE:|^\s*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -46,6 +46,9 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
         raise TopologyError(f"{path}: rocm-smi tells of AMD's GPUs, and a {kind.name} is NVIDIA's; is it this GPU?")
     types = _types(text, path)
     numa = dict(_NUMA.findall(text))
+    homeless = [f"GPU{index}" for index in range(len(types)) if numa and str(index) not in numa]
+    if homeless:
+        raise TopologyError(f"{path}: no NUMA node of {few(homeless, 4)}, where others have one; was the text cut off?")
     tool = "amd-smi topology" if _TABLE.search(text) else "rocm-smi --showtopo"
     root = ET.Element("system", source=tool, rates="assumed")
     near = [f"which of the {nics} NICs is near which GPU: as if spread over the GPUs' PCIe switches"] if nics else []

@@ -128,6 +128,8 @@ class XmlMachine:
         nic = part.find("nic")
         if gpu is not None or kind.startswith(_GPU) or (kind.startswith(_OTHER) and part.get("vendor") in _MAKERS):
             name = self._new("gpu", "gpu")
+            if part.get("busid", "").lower() in self.gpus:
+                raise TopologyError(f"{self.path}: the PCI device {texts.short(part.get('busid', ''))} is there twice")
             self.gpus[part.get("busid", name).lower()] = name, gpu if gpu is not None else ET.Element("gpu")
             self.ids.add(part.get("device", ""))
             if len(part.findall("gpu")) > 1:
