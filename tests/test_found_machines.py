@@ -668,11 +668,11 @@ def test_numa_nodes_of_some_gpus_alone_are_a_text_that_is_cut_off(tmp_path: Path
     """Those behind the cut were put on node 0 without a word."""
     text = rocm("XGMI")
     cut = text[: text.index("GPU[6]\t\t: (Topology) Numa Node")]
-    with pytest.raises(TopologyError, match="no NUMA node of GPU6 and GPU7|no NUMA node of GPU6, GPU7"):
+    with pytest.raises(TopologyError, match=r"no NUMA node of GPU6(?: and|,) GPU7"):
         topology_text(_numbered(tmp_path, cut, 0), "MI300X")
 
 
 def test_a_pci_device_that_is_there_twice_is_no_second_gpu(tmp_path: Path):
     one = '<pci busid="0000:18:00.0" class="0x030200" device="0x2330"><gpu dev="0" sm="90"/></pci>'
-    with pytest.raises(TopologyError, match="PCI device 0000:18:00.0 is there twice"):
+    with pytest.raises(TopologyError, match=r"PCI device 0000:18:00\.0 is there twice"):
         topology_text(_numbered(tmp_path, f'<system><cpu numaid="0">{one}{one}</cpu></system>', 0))
