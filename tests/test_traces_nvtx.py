@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.files import traces
+from clustersim.files.traces.digest import of_run
 from clustersim.files.traces.nsys import RangeContext, Ranges
 from clustersim.studies.replay.replay_scale import rate_of
 
@@ -151,3 +152,21 @@ def test_a_context_on_another_gpu_is_no_rank(tmp_path: Path):
     kernels = [(1, 0, 10 * i, 10 * i + 9, "gemm") for i in range(3)] + [(2, 0, 0, 1, "fill")]
     kernels += [(2, 1, 10 * i, 10 * i + 9, "gemm") for i in range(3)]
     assert traces.read(several(tmp_path / "p.sqlite", kernels)).world_size == 2
+
+
+def test_a_cuda_graph_that_is_recorded_as_one_is_work_and_said(tmp_path: Path):
+    """nsys records graphs so by default: the GPU seemed to idle while they ran."""
+    path = several(tmp_path / "g.sqlite", [(1, 0, 0, 10, "gemm"), (1, 0, 30, 40, "gemm")])
+    with sqlite3.connect(path) as base:
+        base.execute(
+            "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE "
+            "(start, end, deviceId, contextId, streamId, correlationId, globalPid, graphId, graphExecId)"
+        )
+        base.execute(
+            "insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (?, ?, 0, 1, 7, 99, ?, 1, 2)",
+            (10 * 10**6, 30 * 10**6, 1 << 24),
+        )
+    base.close()
+    digest = of_run(traces.read(path))
+    assert digest.compute_share == pytest.approx([1.0])
+    assert [count for why, count in digest.skipped.items() if "CUDA graph recorded as one" in why] == [1]

@@ -65,9 +65,29 @@ def read(paths: Sequence[Path]) -> Timeline:
         try:
             with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as base:
                 traces += _Export(base, path).ranks()
-        except (sqlite3.DatabaseError, TypeError, ValueError, AttributeError) as error:  # a cell of another type
+        except (
+            sqlite3.DatabaseError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:  # a cell of another type
             raise TraceError(f"{path}: not a whole Nsight Systems export: {error}") from None
     return join(traces, ", ".join(map(str, paths)))
+
+
+GRAPH = "CUDA graph"
+WHOLE_GRAPH = (
+    "a CUDA graph recorded as one: it counts as computing, its collectives too; `nsys profile --cuda-graph-trace=node` "
+    "tells its kernels"
+)
+_NAMELESS = {
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "Memcpy",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "Memset",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": GRAPH,
+}
+"""Tables of what a GPU runs besides kernels, and how each row of one is called."""
 
 
 class _Export:
@@ -119,7 +139,7 @@ class _Export:
         yield from self.base.execute(
             "select globalPid, start, end, correlationId, shortName, deviceId, streamId from CUPTI_ACTIVITY_KIND_KERNEL"
         )
-        for table, name in (("CUPTI_ACTIVITY_KIND_MEMCPY", "Memcpy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "Memset")):
+        for table, name in _NAMELESS.items():
             if table in self.tables:
                 yield from self.base.execute(
                     f"select globalPid, start, end, correlationId, '{name}', deviceId, streamId from {table}"
@@ -179,6 +199,8 @@ class _Export:
             if name.startswith("nccl"):
                 nccl.append((row, name))
                 continue
+            if name == GRAPH:
+                trace.skipped[WHOLE_GRAPH] += 1
             called, thread = launches.get((process, correlation), (float("nan"), 0))
             step, phase, unit = marked.at(called if called == called else start, thread)
             times = start * 1e-9, end * 1e-9, called * 1e-9
