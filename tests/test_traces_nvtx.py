@@ -79,6 +79,7 @@ def test_an_export_has_the_steps_phases_and_layers_that_people_marked(tmp_path):
     run = traces.read(export(tmp_path / "p.sqlite", RANGES, launched))
     found = {op.name: (op.step, op.phase, op.label.unit if op.label else "") for op in run.ops}
     wanted = {f"k{i}": (max(step, 0), phase or "other", unit) for i, (*_, (step, phase, unit)) in enumerate(EXPECTED)}
+    wanted["k8"] = (7, "other", "")  # between two steps it is of the one before
     assert found == wanted
 
 
@@ -170,3 +171,36 @@ def test_a_cuda_graph_that_is_recorded_as_one_is_work_and_said(tmp_path: Path):
     digest = of_run(traces.read(path))
     assert digest.compute_share == pytest.approx([1.0])
     assert [count for why, count in digest.skipped.items() if "CUDA graph recorded as one" in why] == [1]
+
+
+STEPS = [(number * 1000, number * 1000 + 990, f"iteration {number}", MAIN) for number in (5, 6, 7)]
+
+
+def test_what_is_launched_behind_the_last_step_is_in_no_figure_and_said(tmp_path: Path):
+    """It was of step 0, which then ended behind all others: the window had a length below zero."""
+    launched = [(number * 1000 + 10, MAIN, "gemm") for number in (5, 6, 7)]
+    run = traces.read(export(tmp_path / "p.sqlite", STEPS, launched))
+    longer = traces.read(export(tmp_path / "q.sqlite", STEPS, [*launched, (9000, MAIN, "evaluation")]))
+    assert {op.step for op in longer.ops} == {op.step for op in run.ops} == {5, 6, 7}
+    digest = of_run(longer)
+    assert digest.window_s == pytest.approx(of_run(run).window_s)
+    assert list(digest.skipped) == ["what was launched behind the last step that is marked: it is in no figure"]
+
+
+def test_micro_batches_that_are_numbered_in_every_step_are_no_steps(tmp_path: Path):
+    """Each number was a step that went on through all the others."""
+    inside = [(start + 100 * i, start + 100 * i + 90, f"batch {i}", MAIN) for start, *_ in STEPS for i in range(4)]
+    launched = [(start + 1, MAIN, "gemm") for start, *_ in inside]
+    run = traces.read(export(tmp_path / "p.sqlite", [*STEPS, *inside], launched))
+    assert sorted({op.step for op in run.ops}) == [5, 6, 7]
+
+
+def test_a_range_around_all_steps_that_has_a_number_is_none_of_them(tmp_path: Path):
+    run = traces.read(
+        export(
+            tmp_path / "p.sqlite",
+            [(0, 9000, "from step 5", MAIN), *STEPS],
+            [(number * 1000 + 10, MAIN, "gemm") for number in (5, 6, 7)],
+        )
+    )
+    assert sorted({op.step for op in run.ops}) == [5, 6, 7]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import re
 import sqlite3
 from collections import Counter, defaultdict
@@ -78,6 +79,7 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 
 GRAPH = "CUDA graph"
+BEHIND = "what was launched behind the last step that is marked: it is in no figure"
 WHOLE_GRAPH = (
     "a CUDA graph recorded as one: it counts as computing, its collectives too; `nsys profile --cuda-graph-trace=node` "
     "tells its kernels"
@@ -202,9 +204,14 @@ class _Export:
             if name == GRAPH:
                 trace.skipped[WHOLE_GRAPH] += 1
             called, thread = launches.get((process, correlation), (float("nan"), 0))
-            step, phase, unit = marked.at(called if called == called else start, thread)
+            at = called if called == called else start
+            _, phase, unit = marked.at(at, thread)
+            step = marked.step(at, thread)
             times = start * 1e-9, end * 1e-9, called * 1e-9
-            trace.work.append(ProfiledWork(name, f"stream {stream}", *times, max(step, 0), phase=phase, unit=unit))
+            if step is None:
+                trace.skipped[BEHIND] += 1
+            else:
+                trace.work.append(ProfiledWork(name, f"stream {stream}", *times, step, phase=phase, unit=unit))
         nccl.sort(key=lambda pair: pair[0][1])
         thread_ids = [tid for tid in sorted(calls) if nccl and tid & _PROCESS == nccl[0][0][0]]
         order = [call for tid in thread_ids for call in calls[tid]]
@@ -212,14 +219,17 @@ class _Export:
             call = _enclosing(calls, launches.get((row[0], row[3])))
             if call is None and len(thread_ids) == 1 and len(order) == len(nccl):
                 call = order[i]
-            if call is None:
-                self._unsized(trace, row, name, marked.at(launches.get((row[0], row[3]), (row[1], 0))[0], 0).step)
+            step = marked.step(call[0] if call is not None else launches.get((row[0], row[3]), (row[1], 0))[0], 0)
+            if step is None:
+                trace.skipped[BEHIND] += 1
+            elif call is None:
+                self._unsized(trace, row, name, step)
             else:
-                trace.seen.append(replace(_seen(call, row, name, trace.world), step=max(marked.at(call[0], 0).step, 0)))
+                trace.seen.append(replace(_seen(call, row, name, trace.world), step=step))
 
     def _unsized(self, trace: RankTrace, row: tuple[Any, ...], name: str, step: int) -> None:
         """Take an NCCL kernel whose call no range with a size holds."""
-        seen = unsized(name, row[1] * 1e-9, row[2] * 1e-9, max(step, 0), trace.rank, trace.world)
+        seen = unsized(name, row[1] * 1e-9, row[2] * 1e-9, step, trace.rank, trace.world)
         trace.skipped[UNSIZED if seen is not None else UNNAMED] += 1
         if seen is not None:
             trace.seen.append(seen)
@@ -306,6 +316,42 @@ class Ranges:
             while above >= 0 and thread_rows[above][1] < end:
                 above = thread_rows[above][3]
             thread_rows.append((start, end, name, above))
+        self._family, self._steps = self._numbered()
+        self._starts = [start for start, _ in self._steps]
+        self._last = max((end for _, end, name, _ in self._all() if self._step_of(name) >= 0), default=math.inf)
+
+    def _all(self) -> Iterator[tuple[int, int, str, int]]:
+        return (row for thread_rows in self._of.values() for row in thread_rows)
+
+    def _numbered(self) -> tuple[str, list[tuple[int, int]]]:
+        """The words that number the steps, and (start, number) of each: of several, such as ``batch 3`` inside of
+        ``iteration 5``, those that are counted on and whose ranges last longest together."""
+        lasting: Counter[str] = Counter()
+        numbers: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        for start, end, name, _ in self._all():
+            if match := _STEP.search(name):
+                word = name[: match.start(1)]
+                lasting[word] += end - start
+                numbers[word].setdefault(int(match[1]), start)
+        counted = [word for word in lasting if len(numbers[word]) > 1] or list(lasting)
+        family = max(counted, key=lambda word: lasting[word], default="")
+        return family, sorted((start, number) for number, start in numbers[family].items())
+
+    def _step_of(self, name: str) -> int:
+        """The number of a step's range; -1 for another range."""
+        match = _STEP.search(name)
+        return int(match[1]) if match and name[: match.start(1)] == self._family else -1
+
+    def step(self, time: float, thread: int) -> int | None:
+        """The step of what is launched at a time: between two steps the one before; 0 before the first and where none
+        is marked; None behind the last."""
+        inside = self.at(time, thread).step
+        if inside >= 0 or not self._steps:
+            return max(inside, 0)
+        if time > self._last:
+            return None
+        position = bisect.bisect_right(self._starts, time) - 1
+        return self._steps[position][1] if position >= 0 else 0
 
     def at(self, time: float, thread: int) -> RangeContext:
         """What is done at a time on a thread, whose step and phase another thread may tell: autograd has its own."""
@@ -330,7 +376,7 @@ class Ranges:
                 named = next((word for word, pattern in _PHASES.items() if pattern.search(name)), "")
                 if not (unit or numbered or named or phase or step >= 0):
                     unit = name
-                step = int(numbered[1]) if numbered and step < 0 else step
+                step = self._step_of(name) if step < 0 else step
                 phase = phase or named
             position = above
         return RangeContext(step, phase, unit)
