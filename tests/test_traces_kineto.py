@@ -453,3 +453,25 @@ def test_the_trace_of_an_own_run_has_its_causes(tmp_path):
         charged = causes(run)
         costs += [c.seconds / charged.steps for c in charged.charges if c.subject == "optimizer on the CPU"]
     assert costs[1] == pytest.approx(costs[0], rel=0.02)
+
+
+def test_what_is_launched_behind_the_last_step_is_in_no_figure_and_said(tmp_path):
+    """An evaluation after the steps made the last of them as long as itself."""
+    steps = [
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{n}",
+            "pid": 1,
+            "tid": 1,
+            "ts": n * 1e3,
+            "dur": 1e3,
+        }
+        for n in range(2, 6)
+    ]
+    kernels = [event for n in range(2, 6) for event in gemm(n * 1000 + 100, 800, n * 1000 + 50, n)]
+    plain = of_run(traces.read(save(tmp_path / "a.json", [*steps, *kernels], 0, 1)))
+    longer = of_run(traces.read(save(tmp_path / "b.json", [*steps, *kernels, *gemm(60000, 5000, 50000, 90)], 0, 1)))
+    assert longer.window_s == pytest.approx(plain.window_s) == pytest.approx(3e-3)
+    assert longer.compute_share == pytest.approx(plain.compute_share)
+    assert list(longer.skipped) == ["what was launched behind the last step that is marked: it is in no figure"]

@@ -41,6 +41,7 @@ from clustersim.files.traces.kineto_json import (
     ranks_named,
 )
 from clustersim.files.traces.profiled import (
+    BEHIND,
     COMMUNICATORS,
     LIBRARY_KERNEL,
     UNNAMED,
@@ -200,6 +201,7 @@ class _KinetoReader:
         self.recorded = recorded
         self.told: dict[int, Operator] = {}
         self.steps: list[tuple[float, int]] = []
+        self.until = -math.inf  # the last step's end
         self.notes: defaultdict[int | str, list[KinetoEvent]] = defaultdict(list)
         self.records = CallRecords()
         self.launches: dict[int, tuple[float, int | str]] = {}
@@ -251,6 +253,7 @@ class _KinetoReader:
                 self.notes[event.tid].append(event)
             elif match := _STEP.match(event.name):
                 self.steps.append((event.ts, int(match.group(1))))
+                self.until = max(self.until, event.ts + event.dur)
             else:
                 self._call(event)
                 if cat in _OPERATOR and event.name.startswith(_CPU_OP):
@@ -269,6 +272,9 @@ class _KinetoReader:
             self.trace.skipped[f"a kernel whose args are not Kineto's ({error})"] += 1
             return
         called, tid = self.launches.get(args.correlation, (math.nan, ""))
+        if args.step is None and called > self.until > -math.inf:
+            self.trace.skipped[BEHIND] += 1
+            return
         step = args.step if args.step is not None else self._step(called if called == called else event.ts)
         start = event.ts * 1e-6
         end = (event.ts + event.dur) * 1e-6

@@ -26,7 +26,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.joining import join
-from clustersim.files.traces.profiled import UNNAMED, UNSIZED, ProfiledWork, RankCollective, RankTrace, unsized
+from clustersim.files.traces.profiled import BEHIND, UNNAMED, UNSIZED, ProfiledWork, RankCollective, RankTrace, unsized
 from clustersim.files.traces.samples import dtype_of, kind_of
 from clustersim.files.traces.unread import ROCPROF
 
@@ -79,7 +79,6 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 
 GRAPH = "CUDA graph"
-BEHIND = "what was launched behind the last step that is marked: it is in no figure"
 WHOLE_GRAPH = (
     "a CUDA graph recorded as one: it counts as computing, its collectives too; `nsys profile --cuda-graph-trace=node` "
     "tells its kernels"

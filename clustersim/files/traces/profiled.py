@@ -66,6 +66,7 @@ LIBRARY_KERNEL = re.compile(
 """Kernels of NCCL, RCCL, MSCCL, oneCCL and HCCL, as profilers name them."""
 COMMUNICATORS = "nccl|gloo|rccl|ucc|xccl|hccl"
 """Libraries whose calls PyTorch annotates, ``nccl:all_reduce``: alternatives of a pattern."""
+BEHIND = "what was launched behind the last step that is marked: it is in no figure"
 UNNAMED = "a collective's kernel without its name and size: its time is in no figure"
 UNSIZED = (
     "NCCL's kernels of which neither size nor group is told: they are kept as measured, and what is transferring holds "
