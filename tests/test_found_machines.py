@@ -676,3 +676,9 @@ def test_a_pci_device_that_is_there_twice_is_no_second_gpu(tmp_path: Path):
     one = '<pci busid="0000:18:00.0" class="0x030200" device="0x2330"><gpu dev="0" sm="90"/></pci>'
     with pytest.raises(TopologyError, match=r"PCI device 0000:18:00\.0 is there twice"):
         topology_text(_numbered(tmp_path, f'<system><cpu numaid="0">{one}{one}</cpu></system>', 0))
+
+
+def test_hwlocs_xml_of_a_later_version_is_refused_and_not_read_without_its_nics(tmp_path: Path):
+    later = '<topology version="3.0"><object type="Machine"/></topology>'
+    with pytest.raises(TopologyError, match=r"hwloc's XML 3\.0, and 1\.x and 2\.x are read"):
+        topology_text(_numbered(tmp_path, later, 0))

@@ -54,6 +54,10 @@ UNREAD = {
         "rocprof's JSON.*results.csv",
     ),
     "nsys cuda_kern_exec_trace": (b"API Start (ns),API Dur (ns),Queue Start (ns)\n1,2,3\n", "another report of nsys"),
+    "TraceLens by rank": (
+        b"rank,Process Group Name,Collective name,dtype,In msg nelems,dur_sum,dur_mean\n0,0,allreduce,Float,4,1,1\n",
+        "nccl_summary_long.*nccl_summary_implicit_sync.csv",
+    ),
     "ascend": (ASCEND.encode(), "profile of Ascend NPUs"),
 }
 

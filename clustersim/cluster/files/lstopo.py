@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 
+from clustersim.core import texts
 from clustersim.core.errors import TopologyError
 
 _DOCTYPE = re.compile(r'<!DOCTYPE topology SYSTEM "hwloc2?\.dtd">')
@@ -36,6 +37,12 @@ def system(text: str, path: Path) -> ET.Element:
         tree = ET.fromstring(plain)
     except (ET.ParseError, ValueError, RecursionError) as error:
         raise TopologyError(f"{path}: is not whole XML: {error}") from None
+    version = tree.get("version", "1")
+    if version.partition(".")[0] not in ("1", "2"):
+        raise TopologyError(
+            f"{path}: is of hwloc's XML {texts.short(version)}, and 1.x and 2.x are read, as kinds of devices are "
+            "numbered otherwise since; give nvidia-smi topo -m, or what NCCL_TOPO_DUMP_FILE writes"
+        )
     root = ET.Element("system", source="lstopo")
     cpus: dict[str, ET.Element] = {}
     for home, model, bridge in _bridges(tree, "0", {}):

@@ -60,6 +60,11 @@ KINDS = (
         re.compile(rb"Self CPU %\s+Self CPU\s+CPU total"),
         "sums do not say when an operator ran: " + _KINETO,
     ),
+    UnreadKind(
+        "TraceLens' table of durations by rank (nccl_summary_long)",
+        re.compile(rb"^rank,Process Group Name,[^\n]*\bdur_mean\b", re.MULTILINE),
+        "they hold the wait for peers: give its nccl_summary_implicit_sync.csv, or the profiles themselves",
+    ),
     UnreadKind("a report of nvprof", re.compile(rb"NVPROF is profiling|\"?Type\"?,\"?Time\(%\)\"?,"), _NSYS),
     UnreadKind(
         "a profile of JAX or XLA",
