@@ -475,3 +475,18 @@ def test_what_is_launched_behind_the_last_step_is_in_no_figure_and_said(tmp_path
     assert longer.window_s == pytest.approx(plain.window_s) == pytest.approx(3e-3)
     assert longer.compute_share == pytest.approx(plain.compute_share)
     assert list(longer.skipped) == ["what was launched behind the last step that is marked: it is in no figure"]
+
+
+def test_a_collective_without_sizes_is_not_one_of_no_bytes(tmp_path):
+    event = kernel(0, 10, 1)
+    del event["args"]["In msg nelems"]
+    del event["args"]["Out msg nelems"]
+    (row,) = of_run(traces.read(save(tmp_path / "a.json", [event, *gemm(0, 5, 0, 9)], 0, 1))).collectives
+    assert (row.kind, row.nbytes, row.waiting_included, row.busbw) == ("all_reduce", 0, True, None)
+
+
+def test_an_all_gather_whose_output_is_not_told_has_its_ranks_inputs(tmp_path):
+    event = kernel(0, 10, 1, **{"Collective name": "_allgather_base", "In msg nelems": 500})
+    del event["args"]["Out msg nelems"]
+    (op,) = collectives(traces.read(save(tmp_path / "a.json", [event], 0)))
+    assert (op.kind, op.nbytes) == ("all_gather", 4000)

@@ -317,8 +317,11 @@ class _KinetoReader:
         size = args.size or len(members) or self.trace.world
         if len(members) not in (0, size):
             members = ()  # the profiler cuts long lists off
-        elements = args.outputs if kind == "all_gather" else args.inputs
-        nbytes = float(max(elements, args.inputs if kind != "all_gather" else 0) * DTYPE_BYTES[dtype])
+        gathered = args.inputs * size if kind == "all_gather" else args.inputs
+        elements = args.outputs if kind == "all_gather" and args.outputs >= 0 else gathered
+        if elements < 0 and kind != "barrier":
+            return None  # sizes are not told, which an empty message's are
+        nbytes = float(max(elements, 0) * DTYPE_BYTES[dtype])
         return RankCollective(
             kind, start, end, nbytes, group, size, members, args.seq, dtype, step, purpose=args.purpose
         )

@@ -80,15 +80,15 @@ class KernelArgs(
     },
 ):
     """What is said of a kernel, of a collective in NCCL's words, and of an operator: its number, which its kernels have
-    too, and that in execution traces."""
+    too, and that in execution traces. ``inputs``, ``outputs`` : elements, -1 where it is not told."""
 
     correlation: int = -1
     external: int = -1
     function: int = -1
     stream: int | str | None = None
     collective: str | None = None
-    inputs: int = 0
-    outputs: int = 0
+    inputs: int = -1
+    outputs: int = -1
     size: int = 0
     group: str | int = ""
     purpose: str = ""
