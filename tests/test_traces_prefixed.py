@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_traces_formats import FAILED, PORTS
+from test_traces_formats import FAILED, PORTS, TEXTS
 
 from clustersim.core.errors import TraceError
 from clustersim.files import traces
@@ -43,3 +43,17 @@ def test_a_counter_without_end_is_one_clear_error(tmp_path: Path, value: str):
     (tmp_path / "p.prom").write_text(PORTS.replace('port="1"} 4\n', f'port="1"}} {value}\n'))
     with pytest.raises(TraceError, match=f"state_id is {value}, which no counter is"):
         traces.read(tmp_path / "p.prom")
+
+
+PAGES = ("counters of NICs", "counters of GPUs", "cables")
+"""What tools print alone, which no launcher runs."""
+
+
+@pytest.mark.parametrize("before", [*BEFORE, "[default0]:", "0: ", "(Worker pid=12, ip=10.0.0.1) ", "worker-1  | "])
+@pytest.mark.parametrize("which", [name for name in TEXTS if name not in PAGES])
+def test_a_log_says_the_same_behind_a_prefix(tmp_path: Path, which: str, before: str):
+    path = tmp_path / "t.log"
+    path.write_text(TEXTS[which][1])
+    plain = repr(traces.read(path))
+    path.write_text("".join(f"{before}{line}\n" for line in TEXTS[which][1].splitlines()))
+    assert repr(traces.read(path)) == plain
