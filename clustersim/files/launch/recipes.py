@@ -174,6 +174,11 @@ def _foundry(document: Document) -> None:
             option = document.options.pop(("config", f"{PEFT}{name}"), None)
             if option is not None:
                 document.options["config", name] = option
+    if sharded and ("config", "fsdp_config.sharding_strategy") not in document.options:
+        # as FSDPConfig of composer/utils/parallelism.py has it
+        document.options["config", "fsdp_config.sharding_strategy"] = OptionValue(
+            "fsdp_config", "FULL_SHARD", document.name
+        )
     own = document.options.get(("config", "model.name"))
     if own is not None and str(own.value) in {"mpt_causal_lm", "mosaic_gpt"}:
         for name, value in (("gated", False), ("norm", "layernorm"), ("positions", "learned"), ("tied", True)):

@@ -14,6 +14,7 @@ from clustersim.files.launch.adapters import flag, number
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.files.launch.table import FrameworkTable
+from clustersim.model.published import known_as
 
 BUILDER: Key = ("config", "model._component_")
 KIND: Key = ("config", "model.adapter")
@@ -22,6 +23,16 @@ BASE: Key = ("config", "model.quantize_base")
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP = ("gate_proj", "up_proj", "down_proj")
 KINDS = ("qlora_", "lora_")
+PLAIN = {"gated": True, "norm": "rmsnorm", "positions": "rotary", "mlp_bias": False, "tied": False}
+"""What the blocks of every builder below have (torchtune/models/llama3/_component_builders.py and its like)."""
+BUILDERS = {
+    "llama2": PLAIN,
+    "llama3": PLAIN,
+    "llama3_1": PLAIN,
+    "mistral": PLAIN,
+    "qwen2": {**PLAIN, "qkv_bias": True},
+}
+"""Builders that take a model's sizes, and its kind."""
 SPLIT = ("phi3", "phi4")
 """Models whose projections are one for queries, keys and values in transformers, and three here
 (torchtune/models/phi3/_component_builders.py)."""
@@ -37,6 +48,7 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
         module, dot, name = str(builder.value).rpartition(".")
         kind = next((kind for kind in KINDS if name.startswith(kind)), "")
         options[BUILDER] = OptionValue(builder.name, f"{module}{dot}{name.removeprefix(kind)}", builder.where)
+        _named(options, module, name.removeprefix(kind))
         if kind:
             options[KIND] = OptionValue(builder.name, kind.rstrip("_"), builder.where)
     alone = not any(file.program for file in read)
@@ -44,6 +56,29 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
     if named or any("single_device" in file.program for file in read):
         options["args", "nproc_per_node"] = OptionValue("single_device", 1, read[0].name)
     return [f"{name}: one GPU, as its name says" for name in named]
+
+
+def _named(options: dict[Key, OptionValue], module: str, name: str) -> None:
+    """Put a builder's kind beside the sizes that it takes, or its model's own name in its place. Changes ``options``."""
+    builder = options[BUILDER]
+    if not module.startswith("torchtune.models"):
+        return
+    if name not in BUILDERS:
+        if known_as(name) is not None:
+            options[BUILDER] = OptionValue(builder.name, known_as(name), builder.where)
+        return
+    del options[BUILDER]
+    for field, value in BUILDERS[name].items():
+        options["config", f"builder.{field}"] = OptionValue(builder.name, value, builder.where)
+    width = options.get(("config", "model.embed_dim"))
+    if width is not None and options.get(("config", "model.intermediate_dim")) is None:
+        inner = 4 * int(2 * int(number(width, whole=True)) / 3)
+        rounded = -(-inner // ROUNDED) * ROUNDED
+        options["config", "model.intermediate_dim"] = OptionValue(width.name, rounded, width.where)
+
+
+ROUNDED = 256
+"""What the width of an MLP that nobody says is a multiple of (``scale_hidden_dim_for_mlp``)."""
 
 
 def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]) -> None:

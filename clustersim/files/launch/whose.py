@@ -21,6 +21,7 @@ UNREAD_PROGRAMS = {"verl": "verl", "openrlhf": "OpenRLHF", "levanter": "Levanter
 
 
 UNREAD_KEYS = {
+    "OpenRLHF": ("micro_train_batch_size|pretrain",),
     "verl": ("actor_rollout_ref.*",),
     "Levanter": ("trainer.mp", "trainer.train_batch_size|model.hidden_dim", "trainer.per_device_parallelism"),
     "MaxText": ("base_emb_dim", "ici_fsdp_parallelism", "per_device_batch_size|max_target_length"),
