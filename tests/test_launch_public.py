@@ -101,3 +101,61 @@ def test_openrlhfs_own_script_is_known_by_its_words():
     words = "deepspeed ../train_sft.py --pretrain a/b --train_batch_size 64 --micro_train_batch_size 2 --zero_stage 3"
     with pytest.raises(ScenarioError, match="is of OpenRLHF, whose files are not read"):
         read(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "framework"),
+    [
+        ("fairseq-train bin --arch transformer --criterion cross_entropy --max-tokens 4096", "fairseq"),
+        ("torchrun --nproc_per_node 8 train.py bin --arch a --criterion c --update-freq 2", "fairseq"),
+        ("torchrun --nproc_per_node 2 ft.py --enable_fsdp --model_name a/b --batch_size_training 4", "llama-recipes"),
+    ],
+)
+def test_a_framework_that_is_not_read_is_named(words, framework):
+    with pytest.raises(ScenarioError, match=f"is of {framework}, whose files are not read"):
+        read(words)
+
+
+# ---- a vocabulary that nobody says ----------------------------------------------------------------------------------
+
+NEOX = (
+    '{"pipe_parallel_size": 1, "model_parallel_size": 1, "num_layers": 3, "hidden_size": 512, '
+    '"num_attention_heads": 8, "seq_length": 256, "max_position_embeddings": 256, "pos_emb": "rotary", '
+    '"no_weight_tying": true, "train_micro_batch_size_per_gpu": 2, "fp16": {"enabled": true}%s}'
+)
+
+
+@pytest.mark.parametrize("word", ["", ', "tokenizer_type": "GPT2BPETokenizer"', ', "tokenizer-type": "HFGPT2Tokenizer"'])
+def test_neox_has_gpt2s_tokenizer_where_no_other_is_said(word):
+    made = read(NEOX % word, "n.yml")
+    assert made.scenario.table["model"]["options"]["vocab"] == 50257
+    assert "which the files do not say" not in " ".join(made.notes)
+
+
+def test_the_vocabulary_of_another_tokenizer_of_neox_is_told_as_unknown():
+    made = read(NEOX % ', "tokenizer_type": "HFTokenizer"', "n.yml")
+    assert "its vocabulary, which the files do not say" in " ".join(made.notes)
+
+
+@pytest.mark.parametrize(("length", "name"), [(2048, "llama-7b"), (4096, "llama2-7b"), (16384, "codellama-7b")])
+def test_models_of_the_same_sizes_are_told_apart_by_their_length(length, name):
+    words = f"--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --swiglu --seq-length {length}"
+    words += f" --max-position-embeddings {length} --position-embedding-type rope --normalization RMSNorm"
+    words += " --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0"
+    words = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} --micro-batch-size 1 --global-batch-size 8 --bf16"
+    assert read(words).scenario.table["model"]["name"] == name
+
+
+# ---- LitGPT: decoders alone ------------------------------------------------------------------------------------------
+
+LITGPT = """
+checkpoint_dir: checkpoints/google/{name}
+devices: 8
+train: {{max_seq_length: 512, micro_batch_size: 1, global_batch_size: 8}}
+"""
+
+
+def test_litgpts_model_has_no_tower():
+    with pytest.raises(ScenarioError, match="reads images, and LitGPT has its decoder alone"):
+        read(LITGPT.format(name="gemma-3-4b-it"), "l.yaml")
+    assert read(LITGPT.format(name="gemma-3-1b-it"), "l.yaml").scenario.table["model"]["name"] == "gemma3-1b"

@@ -15,6 +15,8 @@ from clustersim.files.launch.adapters import flag, number
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.files.launch.table import FrameworkTable
+from clustersim.model import named_models as models
+from clustersim.model.published import known_as
 
 PRETRAIN = "pretrain"
 FULL = "finetune_full"
@@ -191,8 +193,10 @@ def _length(options: dict[Key, OptionValue], where: str) -> None:
 def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]) -> None:
     """Put adapters into ``model.adapter``, and what was read into ``used``.
 
-    Raises :class:`ScenarioError` for weights that are quantized otherwise than in NF4.
+    Raises :class:`ScenarioError` for weights that are quantized otherwise than in NF4, and for a model that reads
+    images, of which LitGPT has the decoder alone.
     """
+    _is_text_alone(options, fields)
     version = options.get(("config", "litgpt.version"))
     if version is None or version.value != 2:
         return
@@ -220,3 +224,15 @@ def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key
         fields.say("model.adapter.load_in_4bit", True, quantized)
         if FOUR_BITS[str(quantized.value)]:
             fields.say("model.adapter.bnb_4bit_use_double_quant", True, quantized)
+
+
+def _is_text_alone(options: dict[Key, OptionValue], fields: ScenarioFields) -> None:
+    """Raise :class:`ScenarioError` for a named model that reads images (``litgpt/config.py``: no towers)."""
+    named = options.get(("config", "model_name"))
+    known = known_as(str(fields.get("model.name", "")))
+    shape = models.shape(known, {}) if named is not None and known is not None else None
+    if named is not None and shape is not None and shape.tower is not None:
+        raise ScenarioError(
+            f"{named.where}: {named.name} {shown(named.value)} reads images, and LitGPT has its decoder alone; give that "
+            "one's sizes as a config.json (the model's text_config): --model PATH"
+        )

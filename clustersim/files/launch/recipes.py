@@ -86,6 +86,7 @@ def _neox(document: Document) -> None:
         plain["config", "bf16.enabled"] = OptionValue(enabled.name, True, enabled.where)
     document.options = plain
     _widened(document)
+    _tokenized(document)
 
 
 def _widened(document: Document) -> None:
@@ -100,6 +101,20 @@ def _widened(document: Document) -> None:
     document.options["config", "intermediate_size"] = OptionValue(said.name, width, said.where)
     for key in _NEOX_WIDTHS:
         document.options.pop(key, None)
+
+
+def _tokenized(document: Document) -> None:
+    """The vocabulary of GPT-2's tokenizer, which GPT-NeoX takes where nothing else is said (neox_args.py)."""
+    if ("config", "num_layers") not in document.options:
+        return
+    said = document.options.get(("config", "tokenizer_type"))
+    if said is None or str(said.value) in _GPT2:
+        where = (document.name, "tokenizer_type") if said is None else (said.where, said.name)
+        document.options["config", "neox.vocab"] = OptionValue(where[1], GPT2_TOKENS, where[0])
+
+
+GPT2_TOKENS = 50257
+_GPT2 = frozenset(("GPT2BPETokenizer", "HFGPT2Tokenizer"))
 
 
 _NEOX_WIDTHS = (("config", "expansion_factor"), ("config", "mlp_multiple_of"))

@@ -90,7 +90,7 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
             "give --model, such as --model llama3-8b, or a config.json"
         )
     wanted = _completed(stated) | ({"embedding_norm": bool(stated.get("embedding_norm"))} if causal else {})
-    best: tuple[int, str] | None = None
+    best: tuple[int, bool, str] | None = None
     for name, has in _shipped(causal).items():
         leaves_asked = (*KINDS, *_of(wanted), *_of(has))
         unlike = any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in leaves_asked)
@@ -98,10 +98,11 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
         if unlike or any((leaf in wanted) != (leaf in has) for leaf in ("experts.count", "latent.kv_rank")):
             continue
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
-        best = min(best or (away, name), (away, name))
+        candidate = (away, not _is_as_long(name, stated), name)
+        best = min(best or candidate, candidate)
     if best is None:
         return _altered(file, wanted, causal)
-    name = best[1]
+    name = best[2]
     has = _shipped(causal)[name]
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
     if has.get("window") != wanted.get("window"):
@@ -112,6 +113,12 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
     if changed:
         sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
     return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]), dense_ff)
+
+
+def _is_as_long(name: str, stated: Table) -> bool:
+    """Whether a shipped model was made for as many tokens as are said: it tells models apart that are alike in sizes."""
+    shape = models.shape(name, {})
+    return shape is not None and shape.seq_len == stated.get("n_positions")
 
 
 CHANGED = (*SIZES, "tied")

@@ -16,11 +16,13 @@ RECIPES = ("torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
 """Frameworks whose one file holds a whole run, those with the most telling keys first."""
 
 
-UNREAD_PROGRAMS = {"verl": "verl", "openrlhf": "OpenRLHF", "levanter": "Levanter", "MaxText": "MaxText"}
+UNREAD_PROGRAMS = {"verl": "verl", "openrlhf": "OpenRLHF", "levanter": "Levanter", "MaxText": "MaxText", "fairseq_cli": "fairseq", "fairseq-train": "fairseq"}
 """Packages whose modules a command trains with, of frameworks that are not read."""
 
 
 UNREAD_KEYS = {
+    "llama-recipes": ("batch_size_training|model_name", "enable_fsdp|model_name"),
+    "fairseq": ("arch|criterion|max_tokens", "arch|criterion|update_freq"),
     "OpenRLHF": ("micro_train_batch_size|pretrain",),
     "verl": ("actor_rollout_ref.*",),
     "Levanter": ("trainer.mp", "trainer.train_batch_size|model.hidden_dim", "trainer.per_device_parallelism"),
