@@ -159,3 +159,36 @@ def test_litgpts_model_has_no_tower():
     with pytest.raises(ScenarioError, match="reads images, and LitGPT has its decoder alone"):
         read(LITGPT.format(name="gemma-3-4b-it"), "l.yaml")
     assert read(LITGPT.format(name="gemma-3-1b-it"), "l.yaml").scenario.table["model"]["name"] == "gemma3-1b"
+
+
+def test_longlora_is_no_plain_lora():
+    text = LITGPT.format(name="gemma-3-1b-it") + "lora_r: 8\nlonglora: {use_longlora: %s, n_groups: 4}\n"
+    with pytest.raises(ScenarioError, match="trains by LongLoRA"):
+        read(text % "true", "l.yaml")
+    assert read(text % "false", "l.yaml").scenario.table["model"]["adapter"]["rank"] == 8
+
+
+# ---- one process that sees several GPUs ------------------------------------------------------------------------------
+
+TRAINER = "train.py --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 1 --max_seq_length 256 --bf16"
+
+
+@pytest.mark.parametrize(("start", "told"), [("python", True), ("torchrun --nproc_per_node 2", False)])
+def test_a_script_that_no_launcher_starts_is_one_rank_and_it_is_told(start, told):
+    made = read(f"CUDA_VISIBLE_DEVICES=0,1 {start} {TRAINER}")
+    words = "no launcher starts train.py, which alone is one rank; the GPUs of CUDA_VISIBLE_DEVICES are taken"
+    assert (words in " ".join(made.notes)) == told
+    assert made.scenario.table["cluster"]["gpus_per_node"] == 2
+
+
+def test_ms_swifts_script_places_layers_where_no_launcher_starts_it():
+    words = "llm_sft.py --model_id_or_path Qwen/Qwen2.5-7B-Instruct --sft_type full --dtype bf16 --max_length 256"
+    with pytest.raises(ScenarioError, match="places layers over the GPUs it sees"):
+        read(f"CUDA_VISIBLE_DEVICES=0,1 python {words}")
+    assert read(f"CUDA_VISIBLE_DEVICES=0 python {words}").scenario
+    assert read(f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 {words}").scenario
+
+
+@pytest.mark.parametrize(("word", "kernel"), [("True", "fa2"), ("False", None)])
+def test_a_scripts_own_switch_of_flash_attention_is_true_or_false(word, kernel):
+    assert fields(f"torchrun --nproc_per_node 8 {TRAINER} --flash_attn {word}").get("model.attention") == kernel

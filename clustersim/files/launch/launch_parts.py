@@ -88,15 +88,23 @@ def _alone(read: Sequence[Document], fields: ScenarioFields, cluster: Tables) ->
 
 def _unlaunched(read: Sequence[Document], table: FrameworkTable, fields: ScenarioFields, cluster: Tables) -> list[str]:
     """A note where no launcher starts a script, and nobody says how many ranks there are."""
-    known = {"cluster.gpus_per_node", "cluster.world"} & fields.keys() or cluster.get("gpus_per_node")
-    if known or not table.one_process:
+    visible = next((ranks for file in read if (ranks := _seen(file)) is not None), None)
+    known = {"cluster.gpus_per_node", "cluster.world"} & fields.keys() and visible is None
+    if known or cluster.get("gpus_per_node") or not table.one_process:
         return []
+    taken = "all GPUs of each node" if visible is None else f"the GPUs of {visible.name}"
     for file in read:
         launcher = file.options.get(("args", "launcher"))
         words = "" if launcher is None else str(launcher.value)
         if words.rsplit("/", 1)[-1].startswith("python") and file.program.endswith(".py"):
             return [
-                f"{file.name}: no launcher starts {file.program}, which alone is one rank; all GPUs of each node are "
+                f"{file.name}: no launcher starts {file.program}, which alone is one rank; {taken} are "
                 "taken as if one did: of one GPU say --nodes 1 --gpus-per-node 1"
             ]
     return []
+
+
+def _seen(file: Document) -> OptionValue | None:
+    """Several GPUs that a process sees, and of which nobody says that each is a rank."""
+    ranks = file.machine.get("cluster.gpus_per_node")
+    return ranks if ranks is not None and ranks.name == "CUDA_VISIBLE_DEVICES" and str(ranks.value) != "1" else None
