@@ -35,7 +35,11 @@ def test_composer_shards_where_only_something_else_of_fsdp_is_said():
 
 @pytest.mark.parametrize(
     ("words", "gathered"),
-    [("", "BACKWARD_POST"), (", backward_prefetch: BACKWARD_POST", "BACKWARD_POST"), (", backward_prefetch: NONE", "None")],
+    [
+        ("", "BACKWARD_POST"),
+        (", backward_prefetch: BACKWARD_POST", "BACKWARD_POST"),
+        (", backward_prefetch: NONE", "None"),
+    ],
 )
 def test_composer_gathers_behind_the_gradients_of_a_unit(words, gathered):
     had = fields(f"{FOUNDRY}fsdp_config: {{sharding_strategy: FULL_SHARD{words}}}\n", "f.yaml")
@@ -125,7 +129,9 @@ NEOX = (
 )
 
 
-@pytest.mark.parametrize("word", ["", ', "tokenizer_type": "GPT2BPETokenizer"', ', "tokenizer-type": "HFGPT2Tokenizer"'])
+@pytest.mark.parametrize(
+    "word", ["", ', "tokenizer_type": "GPT2BPETokenizer"', ', "tokenizer-type": "HFGPT2Tokenizer"']
+)
 def test_neox_has_gpt2s_tokenizer_where_no_other_is_said(word):
     made = read(NEOX % word, "n.yml")
     assert made.scenario.table["model"]["options"]["vocab"] == 50257
@@ -139,8 +145,8 @@ def test_the_vocabulary_of_another_tokenizer_of_neox_is_told_as_unknown():
 
 @pytest.mark.parametrize(("length", "name"), [(2048, "llama-7b"), (4096, "llama2-7b"), (16384, "codellama-7b")])
 def test_models_of_the_same_sizes_are_told_apart_by_their_length(length, name):
-    words = f"--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --swiglu --seq-length {length}"
-    words += f" --max-position-embeddings {length} --position-embedding-type rope --normalization RMSNorm"
+    words = f"--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --swiglu"
+    words += f" --seq-length {length} --max-position-embeddings {length} --position-embedding-type rope --normalization RMSNorm"
     words += " --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0"
     words = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} --micro-batch-size 1 --global-batch-size 8 --bf16"
     assert read(words).scenario.table["model"]["name"] == name
@@ -170,7 +176,9 @@ def test_longlora_is_no_plain_lora():
 
 # ---- one process that sees several GPUs ------------------------------------------------------------------------------
 
-TRAINER = "train.py --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 1 --max_seq_length 256 --bf16"
+TRAINER = (
+    "train.py --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 1 --max_seq_length 256 --bf16"
+)
 
 
 @pytest.mark.parametrize(("start", "told"), [("python", True), ("torchrun --nproc_per_node 2", False)])
@@ -192,3 +200,10 @@ def test_ms_swifts_script_places_layers_where_no_launcher_starts_it():
 @pytest.mark.parametrize(("word", "kernel"), [("True", "fa2"), ("False", None)])
 def test_a_scripts_own_switch_of_flash_attention_is_true_or_false(word, kernel):
     assert fields(f"torchrun --nproc_per_node 8 {TRAINER} --flash_attn {word}").get("model.attention") == kernel
+
+
+@pytest.mark.parametrize(("words", "told"), [("--attn_implementation flash_attention_2", True), ("", False)])
+def test_flash_attention_in_fp32_is_told(words, told):
+    made = read(f"torchrun --nproc_per_node 8 {TRAINER} {words}".replace("--bf16", ""))
+    assert ("a type of 16 bits, which fa2 needs" in " ".join(made.notes)) == told
+    assert "which fa2 needs" not in " ".join(read(f"torchrun --nproc_per_node 8 {TRAINER} {words}").notes)

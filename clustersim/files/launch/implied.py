@@ -49,6 +49,7 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
     notes += _recomputed(fields)
     notes += _graphs(fields)
     notes += _scores(table, fields)
+    notes += _in_fp32(table, fields)
     unset = next((note for file in parts.files for note in file.notes if UNSET in note), "")
     if unset and parts.model is None and not {"shape.layers", "model.name"} & fields.keys():
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
@@ -179,6 +180,17 @@ def _scores(table: FrameworkTable, fields: ScenarioFields) -> list[str]:
     return (
         [] if is_set else ["no --use-flash-attn-v2: scores of attention are in memory, as Megatron-DeepSpeed has them"]
     )
+
+
+def _in_fp32(table: FrameworkTable, fields: ScenarioFields) -> list[str]:
+    """A note on kernels of FlashAttention in fp32, which they do not take: a script sets the type itself."""
+    kernel = fields.get("model.attention")
+    if table.name != "accelerate" or fields.get("model.dtype") not in (None, "fp32") or kernel not in {"fa2", "fa3"}:
+        return []
+    return [
+        f"no file says a type of 16 bits, which {kernel} needs: all is played in fp32; "
+        "say bf16 or mixed_precision where the script loads weights in bfloat16 by itself"
+    ]
 
 
 def _graphs(fields: ScenarioFields) -> list[str]:

@@ -233,6 +233,6 @@ def _is_text_alone(options: dict[Key, OptionValue], fields: ScenarioFields) -> N
     shape = models.shape(known, {}) if named is not None and known is not None else None
     if named is not None and shape is not None and shape.tower is not None:
         raise ScenarioError(
-            f"{named.where}: {named.name} {shown(named.value)} reads images, and LitGPT has its decoder alone; give that "
-            "one's sizes as a config.json (the model's text_config): --model PATH"
+            f"{named.where}: {named.name} {shown(named.value)} reads images, and LitGPT has its decoder alone; give "
+            "the decoder's sizes as a config.json (its text_config): --model PATH"
         )

@@ -116,7 +116,7 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
 
 
 def _is_as_long(name: str, stated: Table) -> bool:
-    """Whether a shipped model was made for as many tokens as are said: it tells models apart that are alike in sizes."""
+    """Whether a shipped model was made for as many tokens as are said, which tells models of like sizes apart."""
     shape = models.shape(name, {})
     return shape is not None and shape.seq_len == stated.get("n_positions")
 

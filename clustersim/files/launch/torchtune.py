@@ -59,7 +59,7 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
 
 
 def _named(options: dict[Key, OptionValue], module: str, name: str) -> None:
-    """Put a builder's kind beside the sizes that it takes, or its model's own name in its place. Changes ``options``."""
+    """Put a builder's kind beside the sizes that it takes, or a model's name in its place. Changes ``options``."""
     builder = options[BUILDER]
     if not module.startswith("torchtune.models"):
         return

@@ -16,7 +16,14 @@ RECIPES = ("torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
 """Frameworks whose one file holds a whole run, those with the most telling keys first."""
 
 
-UNREAD_PROGRAMS = {"verl": "verl", "openrlhf": "OpenRLHF", "levanter": "Levanter", "MaxText": "MaxText", "fairseq_cli": "fairseq", "fairseq-train": "fairseq"}
+UNREAD_PROGRAMS = {
+    "verl": "verl",
+    "openrlhf": "OpenRLHF",
+    "levanter": "Levanter",
+    "MaxText": "MaxText",
+    "fairseq_cli": "fairseq",
+    "fairseq-train": "fairseq",
+}
 """Packages whose modules a command trains with, of frameworks that are not read."""
 
 
