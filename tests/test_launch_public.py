@@ -145,8 +145,9 @@ def test_the_vocabulary_of_another_tokenizer_of_neox_is_told_as_unknown():
 
 @pytest.mark.parametrize(("length", "name"), [(2048, "llama-7b"), (4096, "llama2-7b"), (16384, "codellama-7b")])
 def test_models_of_the_same_sizes_are_told_apart_by_their_length(length, name):
-    words = f"--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --swiglu"
-    words += f" --seq-length {length} --max-position-embeddings {length} --position-embedding-type rope --normalization RMSNorm"
+    words = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --swiglu"
+    words += f" --seq-length {length} --max-position-embeddings {length}"
+    words += " --position-embedding-type rope --normalization RMSNorm"
     words += " --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0"
     words = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} --micro-batch-size 1 --global-batch-size 8 --bf16"
     assert read(words).scenario.table["model"]["name"] == name
