@@ -106,17 +106,22 @@ class _RolePlaces:
 
 def _paired(met: Pairs, roles: tuple[Role, ...]) -> _SiteDraft:
     """Sends and recvs of one op as a site: the other side is one op, or an op for each meeting."""
-    column = np.full(len(roles[met.key[0]].ranks), -1, dtype=np.int64)
-    column[met.positions] = np.arange(len(met.positions))
     apart = len(met.others) > 1
-    columns = [column]
+    columns = [_places(len(roles[met.key[0]].ranks), met.positions)]
     if apart:
         columns += list(np.arange(len(met.others))[:, None])
     elif met.others:
-        partners = np.full(len(roles[met.others[0][0]].ranks), -1, dtype=np.int64)
-        partners[met.other_positions] = np.arange(len(met.positions))
-        columns.append(partners)
+        columns.append(_places(len(roles[met.others[0][0]].ranks), met.other_positions))
     return _SiteDraft((met.key, *met.others), met.ranks, met.op, columns, apart)
+
+
+def _places(n: int, positions: Ints) -> Ints:
+    """Of each of a role's ``n`` ranks its meeting, of those at which ``positions`` meet, in order; -1 for none."""
+    if n == len(positions) == 1:
+        return _ONLY
+    column = np.full(n, -1, dtype=np.int64)
+    column[positions] = np.arange(len(positions))
+    return column
 
 
 def _joined(calls: dict[object, list[_MeetingCall]], roles: tuple[Role, ...]) -> list[_SiteDraft]:

@@ -184,8 +184,7 @@ class Play:
     def _complete(self, standing: SitePlay) -> None:
         """Everybody is there, at all meetings of a site."""
         if standing.clocked:
-            standing.split()
-            self._begin(standing, np.arange(len(standing.site.ranks)))
+            self.begin(standing.site, *standing.complete())
             return
         start, end = standing.over()
         for side in standing.site.sides:
@@ -208,9 +207,12 @@ class Play:
         if len(firsts) == 1:
             first = firsts.item(0)
             self._over_one(self.standing[first], meetings.item(0) - first, now)
-        else:
+        elif np.count_nonzero(firsts[1:] == firsts[:-1]):
             for first in sorted(set(firsts.tolist())):
                 self._over(self.standing[first], meetings[firsts == first] - first, now)
+        else:  # a send each, mostly
+            for first, meeting in zip(firsts.tolist(), meetings.tolist(), strict=True):
+                self._over_one(self.standing[first], meeting - first, now)
         self._work_off()
 
     def _over(self, standing: SitePlay, meetings: Ints, end: Column) -> None:
@@ -238,8 +240,8 @@ class Play:
         standing.end[meeting] = end  # type: ignore[index]
         for side in (site.sides[0], site.sides[meeting + 1]) if site.apart else site.sides:
             task = self.lists[side.key[0]][side.key[1]]
-            who = side.piece(meeting)
-            self._end(task, None if size(who) == task.n else who, start, end)
+            who = None if side.lone else side.piece(meeting)
+            self._end(task, None if who is None or size(who) == task.n else who, start, end)
 
     def _served(self, served: list[Served]) -> None:
         for task, position, start, end in served:

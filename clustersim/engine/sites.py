@@ -14,6 +14,13 @@ from clustersim.engine.planning import GroupPlans
 
 _NOBODY = np.zeros(0, dtype=np.int64)
 
+_ONLY_MEETING = np.zeros(1, dtype=np.int64)
+_NOBODY_MISSING = np.zeros(1, dtype=np.int64)
+
+UNCOUNTED = 1
+"""Meetings of a site up to which nobody is counted where all come as a whole: columns of one take longer than the rest
+of a send. (0: always counted.)"""
+
 
 class SiteSide(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One op's part in a site.
@@ -165,6 +172,17 @@ class SitePlay:
             self.times[0][:], self.times[1][:] = self.start, np.inf
             self.start, self.end = self.times
         return self.missing
+
+    def complete(self) -> tuple[Ints, Floats]:
+        """Everybody is there, at all meetings, which end one by one: their numbers, and when they start [s]."""
+        n = len(self.site.ranks)
+        if n > UNCOUNTED:
+            self.split()
+            return np.arange(n), cast(Floats, self.start)
+        start, end = self.times
+        start[0], end[0] = self.start, np.inf
+        self.start, self.end, self.missing = start, end, _NOBODY_MISSING
+        return _ONLY_MEETING, start
 
     def over(self) -> tuple[Column, Column]:
         """Everybody is there, and all of its meetings are free: when they start and end is known, and kept."""

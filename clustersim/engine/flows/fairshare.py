@@ -81,7 +81,8 @@ def level(flows: list[tuple[float, list[int], list[float]]], taken: Floats) -> l
     if len(flows) == 1:
         ceiling, slots, takes = flows[0]
         return [min([ceiling, *[max(1.0 - taken.item(s), 0.0) / w for s, w in zip(slots, takes, strict=True)]])]
-    if sum(len(slots) for _, slots, _ in flows) <= SMALL:
+    counts = [len(slots) for _, slots, _ in flows]
+    if sum(counts) <= SMALL:
         return _level_few(flows, taken)
     slots_of = np.array([*chain.from_iterable([s for _, s, _ in flows])])
     number = np.zeros(len(taken), dtype=np.int64)
@@ -90,7 +91,7 @@ def level(flows: list[tuple[float, list[int], list[float]]], taken: Floats) -> l
     number[used] = np.arange(len(used))
     slots_of = number[slots_of]
     weights = np.array([*chain.from_iterable([w for _, _, w in flows])])
-    ptr = np.cumsum([0, *(len(slots) for _, slots, _ in flows)])
+    ptr = np.cumsum([0, *counts])
     room = np.maximum(1.0 - taken[used], 0.0)
     return max_min(ptr, slots_of, weights, room, np.array([c for c, _, _ in flows])).tolist()  # type: ignore[no-any-return]
 
