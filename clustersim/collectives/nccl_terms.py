@@ -348,9 +348,12 @@ def _peers(request: Request, group: Group) -> int:
 def _channel_limit(per_peer: float, group: Group, costs: CommunicationCosts) -> float:
     """Seconds a peer's bytes take over the channels a message of that size opens: more of them as it grows.
 
-    Ranks of one process reach into each other's buffers and show no such limit (nccl-tests with a thread for each GPU).
+    Ranks of one process reach into each other's buffers and show no such limit since sends are scheduled as batches
+    (nccl-tests with a thread for each GPU, 2.27 and later); before, two logs of A100s show it for threads and for one
+    process as well.
     """
-    if group.launch != "process_per_gpu" and placement(group).islands == 1:
+    batched = group.nccl_version >= WORK_IN_ARGUMENTS
+    if batched and group.launch != "process_per_gpu" and placement(group).islands == 1:
         return 0.0
     age = placement(group).age
     opened = min(max(per_peer / costs.p2p_channel_bytes[age], 1.0), costs.p2p_max_channels)

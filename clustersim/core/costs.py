@@ -58,9 +58,9 @@ class CommunicationCosts:
 
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
     hop: Mapping[str, float] = _table(**{
-        "nvlink/LL": 1.01 * US, "nvlink/LL128": 1.6 * US, "nvlink/Simple": 2.48 * US,
-        "pcie/LL": 3.78 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 4.71 * US,
-        "net/LL": 3.05 * US, "net/LL128": 6.46 * US, "net/Simple": 18.0 * US,
+        "nvlink/LL": 0.902 * US, "nvlink/LL128": 1.67 * US, "nvlink/Simple": 2.53 * US,
+        "pcie/LL": 1.5 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 5.86 * US,
+        "net/LL": 3.37 * US, "net/LL128": 5.83 * US, "net/Simple": 18.0 * US,
     })  # fmt: skip
     # NVLink hops by GPU generation and protocol, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
@@ -68,10 +68,10 @@ class CommunicationCosts:
             f"{age}/{protocol}": factor
             for age, factors in {
                 "pascal": (1.3, 1.5, 1.8),
-                "volta": (1.57, 1.46, 1.54),
-                "ampere": (1.13, 1.53, 1.95),
+                "volta": (1.31, 1.59, 1.68),
+                "ampere": (1.22, 1.45, 1.84),
                 "hopper": (1.0, 1.0, 1.0),
-                "blackwell": (1.23, 1.27, 1.39),
+                "blackwell": (1.32, 1.27, 1.26),
                 "amd": (1.5, 1.5, 1.8),
             }.items()
             for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
@@ -79,7 +79,7 @@ class CommunicationCosts:
     )
     # How soon a kernel's first block starts after the one before it, by generation, relative to Hopper.
     base_generation: Mapping[str, float] = _table(
-        pascal=1.0, volta=1.07, ampere=1.31, hopper=1.0, blackwell=1.33, amd=1.0
+        pascal=1.0, volta=1.01, ampere=1.31, hopper=1.0, blackwell=1.36, amd=1.0
     )
     # Added to every hop over a transport (twice for Simple, which also waits for the flush).
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
@@ -87,13 +87,13 @@ class CommunicationCosts:
     empty_steps: float = 0.255
     simple_ring_net: float = 0.702  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
-    rooted_overlap: Mapping[str, float] = _table(LL=0.334, LL128=0.542, Simple=0.568)
+    rooted_overlap: Mapping[str, float] = _table(LL=0.5, LL128=0.5, Simple=0.596)
     # Share of the line rate a protocol's payload reaches.
     share: Mapping[str, float] = _table(**{
-        "nvlink/LL": 0.346, "nvlink/LL128": 0.729, "nvlink/Simple": 0.83,
+        "nvlink/LL": 0.346, "nvlink/LL128": 0.74, "nvlink/Simple": 0.83,
         "pcie/LL": 0.35, "pcie/LL128": 0.7, "pcie/Simple": 0.76,
-        "shm/LL": 0.347, "shm/LL128": 0.5, "shm/Simple": 0.506,
-        "net/LL": 0.305, "net/LL128": 0.929, "net/Simple": 1.0,
+        "shm/LL": 0.347, "shm/LL128": 0.5, "shm/Simple": 0.5,
+        "net/LL": 0.309, "net/LL128": 0.929, "net/Simple": 1.0,
     })  # fmt: skip
     share_generation: Mapping[str, float] = _table(
         pascal=1, volta=1, ampere=0.992, hopper=1.01, blackwell=0.998, amd=0.85
@@ -119,44 +119,44 @@ class CommunicationCosts:
     # 1.2 to 1.5 of NVLSTree's rate, not the twice that the bytes would give.
     sharp_share: float = 0.7
     tree_levels: float = 1.23  # network hops per log2(nodes), each way
-    nvls_latency: float = 24.9 * US
-    nvls_tree_hop: float = 20.6 * US
+    nvls_latency: float = 24.3 * US
+    nvls_tree_hop: float = 20.0 * US
     # Point to point (all_to_all, send): channels open as the message grows.
     p2p_share: float = 0.777
     p2p_net_share: float = 0.926
     send_share: float = 0.8
     p2p_norm: float = 0.65
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=17.0e9, hopper=86.3e9, blackwell=120e9, amd=14e9
+        pascal=10e9, volta=10e9, ampere=15.2e9, hopper=86.3e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
         pascal=2.2 * 2**20,
         volta=2.2 * 2**20,
-        ampere=2.36 * 2**20,
+        ampere=2.21 * 2**20,
         hopper=66 * 2**20,
         blackwell=66 * 2**20,
         amd=2.2 * 2**20,
     )
     p2p_max_channels: float = 16.0
     # Host.
-    base: float = 5.41 * US
-    rooted_base: float = 4.92 * US
+    base: float = 5.11 * US
+    rooted_base: float = 5.04 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=5.79 * US, amd=8.93 * US, power=8 * US, arm=6.1 * US)
+    host_floor: Mapping[str, float] = _table(intel=5.79 * US, amd=9.64 * US, power=8 * US, arm=6.1 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
-    host_single: float = 9.81 * US
-    host_floor_per_gpu: float = 3.15 * US
+    host_single: float = 9.31 * US
+    host_floor_per_gpu: float = 2.9 * US
     # For each block of a GPU's kernel: NCCL before 2.22 writes its work of 512 bytes into a queue in host memory, since
     # then a batch of 16 bytes among the kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs).
-    host_block: Mapping[str, float] = _table(queue=0.216 * US, arguments=0.0524 * US)
+    host_block: Mapping[str, float] = _table(queue=0.205 * US, arguments=0.0505 * US)
     host_p2p_factor: float = 2.53  # of that, for all_to_all: many more launches and proxies
     # One process per GPU, sends and receives, beyond a launch: grouping them, and posting each peer's pair, which costs
     # little since a batch of them travels among the kernel's arguments (keys as of host_block).
-    host_p2p: float = 1.57 * US
-    host_p2p_peer: Mapping[str, float] = _table(queue=2.34 * US, arguments=0.305 * US)
-    fill_norm: float = 0.743
-    overlap_norm: float = 1.2  # where bytes move while hops are waited for
-    block_spread: float = 0.161  # by how much the hops of a kernel's blocks differ (LL)
+    host_p2p: float = 1.61 * US
+    host_p2p_peer: Mapping[str, float] = _table(queue=2.65 * US, arguments=0.305 * US)
+    fill_norm: float = 0.712
+    overlap_norm: float = 1.21  # where bytes move while hops are waited for
+    block_spread: float = 0.15  # by how much the hops of a kernel's blocks differ (LL)
     fill_span: float = 30.7  # bytes over hops beyond which the pipeline is full
     floor_norm: float = 6.0
     scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two

@@ -79,10 +79,10 @@ TRANSPORTS: Mapping[str, Transport] = {
         "Slingshot by libfabric (CXI)",
         "Alps and Polaris, whose trees slow down at messages of 8 KiB (of 16 by fi_cxi(7), FI_CXI_RDZV_THRESHOLD), and "
         "whose rings take 3 to 8 us a message of LL and 5 to 15 of Simple",
-        hop=1.06 * US,
+        hop=1.05 * US,
         share=0.9,
         eager=2.0**13,
-        rendezvous=4.84 * US,
+        rendezvous=5.06 * US,
         in_turn=True,
     ),
     "efa": Transport(
@@ -91,11 +91,11 @@ TRANSPORTS: Mapping[str, Transport] = {
         "waits for its receiver's word. Two publishers' tables of P5, one of 16 to 256 GPUs "
         "(crazyguitar/aws-gpu-communication-benchmark data/nccl_all_reduce.csv). EFAv3 and later, from P5en on: 35 % "
         "less latency than P5, as AWS announced P5en",
-        hop=18.5 * US,
+        hop=18.3 * US,
         hop_fast=0.65 * 18.5 * US,
         share=0.9,
         eager=2.0**13,
-        rendezvous=3.0 * US,
+        rendezvous=2.75 * US,
         bundled=True,
         reported=75 * US,
         reported_fast=35 * US,
