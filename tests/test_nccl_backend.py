@@ -155,6 +155,27 @@ def test_an_all_to_all_of_more_bytes_takes_longer(ranks: int, launch: str) -> No
         assert all(b > 1.5 * a for a, b in zip(times[-8:], times[-7:], strict=False))
 
 
+@pytest.mark.parametrize(
+    ("kind", "ranks", "launch", "nbytes", "measured"),
+    [
+        ("sendrecv", 4, "single_process", 3145728, 174e-6),
+        ("all_to_all", 2, "threads", 3145728, 125e-6),
+        ("all_to_all", 4, "threads", 12582912, 186e-6),
+        ("all_to_all", 8, "single_process", 8388608, 121e-6),
+    ],
+)
+def test_channels_open_one_by_one_for_ranks_of_one_process_too_before_sends_were_batched(
+    kind: str, ranks: int, launch: str, nbytes: int, measured: float
+) -> None:
+    """A100s of two publishers, logs of 2022 and 2023."""
+    old, new = (
+        seconds(Request(kind, float(nbytes)), group("hgx-a100", 1, ranks, launch=launch, nccl_version=version))
+        for version in ((2, 14), (2, 28))
+    )
+    assert old == pytest.approx(measured, rel=0.16)
+    assert new < 0.8 * old
+
+
 def test_two_ranks_take_more_than_their_share_of_the_wire() -> None:
     """A ring of R ranks has R - 1 steps and its ends: A100, 512 MiB all_gather on 2 and 8 ranks 1,790 and 2,288 us."""
     two, eight = (seconds(Request("all_gather", 2.0**29), group("hgx-a100", 1, p)) for p in (2, 8))
