@@ -154,8 +154,8 @@ class CommunicationCosts:
     # little since a batch of them travels among the kernel's arguments (keys as of host_block).
     host_p2p: float = 1.61 * US
     host_p2p_peer: Mapping[str, float] = _table(queue=2.65 * US, arguments=0.305 * US)
-    fill_norm: float = 0.712
-    overlap_norm: float = 1.21  # where bytes move while hops are waited for
+    fill_norm: float = 0.72
+    overlap_norm: float = 1.2  # where bytes move while hops are waited for
     block_spread: float = 0.15  # by how much the hops of a kernel's blocks differ (LL)
     fill_span: float = 30.7  # bytes over hops beyond which the pipeline is full
     floor_norm: float = 6.0
