@@ -91,7 +91,7 @@ TRANSPORTS: Mapping[str, Transport] = {
         "waits for its receiver's word. Two publishers' tables of P5, one of 16 to 256 GPUs "
         "(crazyguitar/aws-gpu-communication-benchmark data/nccl_all_reduce.csv). EFAv3 and later, from P5en on: 35 % "
         "less latency than P5, as AWS announced P5en",
-        hop=18.3 * US,
+        hop=18.5 * US,
         hop_fast=0.65 * 18.5 * US,
         share=0.9,
         eager=2.0**13,
