@@ -351,3 +351,21 @@ def test_what_writes_a_run_names_each_file_that_it_writes(tmp_path):
     assert [text.partition(" ")[0] for text in stages] == ["writing", "writing", "drawing", "drawing"]
     assert [text.rpartition("/")[2] for text in stages] == ["run.npz", "trace.json.gz", "gantt.png", "waterfall.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} >= set(FILES)
+
+
+def test_check_of_a_scenario_says_whether_it_fits_and_where_its_nodes_are(clustersim, tmp_path):
+    """It was refused, and describe printed "18.36 TiB of 80 GiB" without a verdict."""
+    file = tmp_path / "large.toml"
+    file.write_text(
+        '[cluster]\ntopology = "hgx-h100"\n[model]\nname = "gpt3-175b"\ndtype = "bf16"\n[strategy]\nkind = "ddp"\n'
+        'micro_batch_size = 1\n[run]\nsteps = 2\noptimizer = "adam"\n'
+    )
+    done = clustersim("check", file, "--nodes", "40")
+    assert done.stdout.startswith("memory: does not fit on H100-SXM5-80GB: ")
+    assert "40 nodes on 2 sets of leaf switches (32 + 8): a job of up to 32 stays on one" in done.stdout
+    assert answer(clustersim("check", file, "--json"))["memory"]["verdict"] == "does not fit"
+    assert "memory    does not fit on H100-SXM5-80GB: " in clustersim("describe", file).stdout
+    assert answer(clustersim("describe", file, "--json"))["memory_verdict"] == "does not fit"
+    run = answer(clustersim("run", file, "--json"))["verdict"]
+    assert run.startswith("gpt3-175b on 8 H100-SXM5-80GB (ddp): does not fit, it needs ")
+    assert clustersim("check", "single_gpt2_1x1_a100").stdout.startswith("memory: fits")

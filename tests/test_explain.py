@@ -275,7 +275,10 @@ def test_what_a_run_came_to_says_what_is_missing():
     full = {"model": "m", "gpus": 8, "device": "D", "strategy": "ddp", "mfu": 0.4}
     assert came_to(RunFacts.of(full), 0.2) == "m on 8 D (ddp): 200 ms a step at 40.0% of peak"
     missing = RunFacts.of(full | {"fits": False, "memory": {"missing_bytes": 2**31}})
-    assert "if it fitted, but it needs 2 GiB more memory than a GPU has" in came_to(missing, 0.2)
+    assert (
+        "m on 8 D (ddp): does not fit, it needs 2 GiB more memory than a GPU has; if it fitted, 200 ms a step"
+        in came_to(missing, 0.2)
+    )
     assert came_to(RunFacts(), 0.2) == "200 ms a step"
 
 

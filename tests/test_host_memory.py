@@ -68,7 +68,7 @@ def test_nothing_larger_fits_where_the_host_is_too_small(clustersim, tmp_path):
     run = json.loads(clustersim("run", NAME, "--json", *options, "--set", "run.steps=1").stdout)
     assert run["fits"] is False
     assert run["memory"]["host"]["verdict"] == "does not fit"
-    assert "if it fitted, but it needs 17.31 GiB more memory than a node's host has" in run["verdict"]
+    assert "does not fit, it needs 17.31 GiB more memory than a node's host has; if it fitted, " in run["verdict"]
 
 
 def test_a_plan_refuses_what_a_host_has_no_room_for(tmp_path):

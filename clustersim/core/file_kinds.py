@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
-from clustersim.core.texts import Table
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import Table, is_file, text_of, toml
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,12 @@ class FileKind:
         return self.keys <= set(table) and (not self.any_of or bool(self.any_of & set(table)))
 
 
+SCENARIO = "scenario"
+"""What a scenario's file is called."""
 FILE_KINDS = (
     FileKind("plan", frozenset({"machines", "try"}), "clustersim plan"),
     FileKind("sweep", frozenset({"base", "axes"}), "clustersim sweep"),
-    FileKind("scenario", frozenset({"cluster", "model"}), "clustersim run"),
+    FileKind(SCENARIO, frozenset({"cluster", "model"}), "clustersim run"),
     FileKind(
         "topology",
         frozenset(),
@@ -38,6 +42,17 @@ FILE_KINDS = (
     ),
 )
 """Kinds by what they are known by; a GPU's file is :mod:`clustersim.core.gpu_file`'s."""
+
+
+def is_scenario(name: str) -> bool:
+    """Whether a file is a scenario's."""
+    file = Path(name)
+    if file.suffix != ".toml" or not is_file(file):
+        return False
+    kind = next(
+        (kind for kind in FILE_KINDS if kind.has(toml(text_of(file, ScenarioError), name, ScenarioError))), None
+    )
+    return kind is not None and kind.name == SCENARIO
 
 
 def taken_for(table: Table, fields: Collection[str]) -> str:

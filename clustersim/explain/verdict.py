@@ -61,14 +61,15 @@ def verdict(
 
 def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
     """What the run came to; ``step`` [s], or the ``whole`` window of a trace without steps."""
-    text = f"{facts.what}: " if facts.what else ""
+    lacking = [(facts.missing_bytes, "a GPU"), (facts.memory.host.missing_bytes, "a node's host")]
+    more = " and ".join(f"{format_bytes(nbytes)} more memory than {who} has" for nbytes, who in lacking if nbytes)
+    lacks = f"does not fit, it needs {more}; if it fitted, " if more else ""
+    text = f"{facts.what}: {lacks}" if facts.what else lacks
     text += f"{format_time(step)} from first span to last" if whole else f"{format_time(step)} a step"
     text += f", {facts.samples_per_s:,.1f} samples per second" if facts.samples_per_s else ""
     text += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
-    lacking = [(facts.missing_bytes, "a GPU"), (facts.memory.host.missing_bytes, "a node's host")]
-    more = " and ".join(f"{format_bytes(nbytes)} more memory than {who} has" for nbytes, who in lacking if nbytes)
     if more:
-        return f"{text}, if it fitted, but it needs {more}"
+        return text
     memories = [(facts.memory.runs_out, "memory"), (facts.memory.host.runs_out, "the host's memory")]
     doubts = [f"{which} lasts ({running_out(share)})" for share, which in memories if share > UNLIKELY]
     return f"{text}, if {' and '.join(doubts)}" if doubts else text

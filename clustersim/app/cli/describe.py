@@ -88,6 +88,7 @@ def _program(prepared: Prepared, rank: int) -> dict[str, object]:
         "trained_parameters": prepared.model.trained,
         "device_bytes": prepared.device.memory_bytes,
         "memory_bytes": prepared.memory.total,
+        "memory_verdict": prepared.verdict.state,
         "stages": [
             {
                 "layers": [[layer.name for layer in chunk.layers] for chunk in stage.chunks],

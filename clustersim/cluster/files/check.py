@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.cluster import routes as routing
-from clustersim.core.arrays import Bools
+from clustersim.cluster.files.leaves import ports, position, rails, spread, straddling
 from clustersim.core.device import device
 from clustersim.core.errors import TopologyError, few
 from clustersim.core.topology import CPU, GPU, NIC, PCIE_SWITCH, Floats, Ints, Topology
@@ -34,7 +34,8 @@ class TopologyReport:
     n_nodes : int.
     vertices, links : how many of each kind. devices : GPUs (or CPUs) of each name.
     ports : NICs by line rate [bytes/s]. rails : the most leaf switches that NICs of one node are plugged into; 1
-        where those are not the same NICs of every node.
+        where those are not the same NICs of every node. spread : how many nodes share the same leaf switches, most
+        first.
     injection_bandwidth : (G,) float [bytes/s], what each GPU (in the order of ``Topology.gpus``) can send out of its
         node (or NVLink domain) while all send; where there is only one, to the others.
     bisection_bandwidth : float [bytes/s], from half of the nodes to the other half, one direction.
@@ -50,6 +51,7 @@ class TopologyReport:
     devices: dict[str, int]
     ports: dict[float, int]
     rails: int
+    spread: tuple[int, ...]
     injection_bandwidth: Floats
     bisection_bandwidth: float
     n_unreachable: int
@@ -68,7 +70,8 @@ def check(topology: Topology) -> TopologyReport:
         links=dict(Counter(topology.link_kinds)),
         devices=dict(Counter(topology.node_types[n].device for n in topology.vertex_node[topology.homes].tolist())),
         ports={rate: len(nics) for rate, nics in _nic_rates(topology).items()},
-        rails=_rails(topology),
+        rails=rails(topology),
+        spread=spread(topology),
         injection_bandwidth=routing.injection_bandwidth(topology),
         bisection_bandwidth=routing.bisection_bandwidth(topology),
         n_unreachable=count,
@@ -91,50 +94,12 @@ def _overfull(rate: float, slot: float) -> bool:
     return rate > 2 * slot and _near_rate(rate / 8)
 
 
-def _ports(topology: Topology) -> Bools:
-    """(L,) which links lead from a NIC into the network."""
-    is_nic = np.array([kind == NIC for kind in topology.vertex_kinds], dtype=bool)
-    is_port: Bools = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
-    return is_port
-
-
 def _nic_rates(topology: Topology) -> dict[float, Ints]:
     """NICs by the rate that their network link says; what it delivers of that (``factor``) is no port's rate."""
-    net = _ports(topology)
+    net = ports(topology)
     rates = np.round(topology.reported_bandwidth[net])
     nics = topology.link_src[net]
     return {float(rate): nics[rates == rate] for rate in np.unique(rates)}
-
-
-def _rails(topology: Topology) -> int:
-    """The most switches that one node's NICs are plugged into, where those are rails; else 1."""
-    net = _ports(topology)
-    plugged = np.column_stack([topology.vertex_node[topology.link_src[net]], topology.link_dst[net]])
-    to_switch = topology.vertex_node[plugged[:, 1]] < 0  # cables straight to another node's NIC are no rail
-    plugged = plugged[to_switch]
-    if not _by_position(topology, plugged, topology.link_src[net][to_switch]):
-        return 1
-    nodes = np.unique(plugged, axis=0)[:, 0]
-    return int(np.bincount(nodes).max(initial=0))
-
-
-def _by_position(topology: Topology, plugged: Ints, nics: Ints) -> bool:
-    """Whether every switch joins the same NICs of all its nodes, and any joins more than one node's.
-
-    plugged : (P, 2) int, node and switch of each of ``nics``. A tree whose leaf takes in the half of a node as well is
-    no rail fabric: that node is plugged into two leaves, whose NICs are not the ones that its neighbour has there.
-    """
-    positions: defaultdict[int, defaultdict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    all_positions: defaultdict[int, set[str]] = defaultdict(set)
-    for (node, switch), nic in zip(plugged.tolist(), nics.tolist(), strict=True):
-        positions[switch][node].add(_position(topology, nic))
-        all_positions[node].add(_position(topology, nic))
-    for of_node in positions.values():
-        joined = set().union(*of_node.values())
-        # A NIC that a node lacks altogether, or that has another name there, is no sign.
-        if any(joined & all_positions[node] != own for node, own in of_node.items()):
-            return False
-    return len(all_positions) < 2 or any(len(of_node) > 1 for of_node in positions.values())
 
 
 def _slips(topology: Topology) -> Iterator[str]:
@@ -216,7 +181,7 @@ def _isolated(topology: Topology) -> Iterator[str]:
 def _odd_nics(topology: Topology) -> Iterator[str]:
     """A few NICs of a node slower or faster than most of them; those of one position on every node together."""
     odd_of: dict[int, tuple[Ints, str]] = {}
-    net = _ports(topology)
+    net = ports(topology)
     nics = topology.link_src[net]
     rates = np.round(topology.reported_bandwidth[net])
     nodes = np.unique(topology.vertex_node[nics]).tolist()
@@ -231,10 +196,10 @@ def _odd_nics(topology: Topology) -> Iterator[str]:
     if not odd_of:
         return
     odd, what = next(iter(odd_of.values()))
-    positions = {(tuple(_position(topology, nic) for nic in nics.tolist()), said) for nics, said in odd_of.values()}
+    positions = {(tuple(position(topology, nic) for nic in nics.tolist()), said) for nics, said in odd_of.values()}
     place = "on one node; is it of another network?"
     if len(nodes) > 1 and len(odd_of) == len(nodes) and len(positions) == 1:
-        names = ", ".join(_position(topology, nic) for nic in odd.tolist())
+        names = ", ".join(position(topology, nic) for nic in odd.tolist())
         yield f"{names} on every node: {what}, on all {len(nodes)} nodes; is it of another network?"
         return
     more = f" (and on {len(odd_of) - 1} more of {len(nodes)} nodes)" if len(odd_of) > 1 else ""
@@ -243,7 +208,7 @@ def _odd_nics(topology: Topology) -> Iterator[str]:
 
 def _uneven_nics(topology: Topology) -> Iterator[str]:
     """Nodes whose NICs, all or those of the commonest rate, cannot be shared out evenly among the GPUs: 7 for 8."""
-    net = _ports(topology)
+    net = ports(topology)
     nics = topology.link_src[net]
     rates = np.round(topology.reported_bandwidth[net])
     uneven: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
@@ -257,11 +222,6 @@ def _uneven_nics(topology: Topology) -> Iterator[str]:
     for (count, gpus), nodes in uneven.items():
         more = f" (and on {len(nodes) - 1} more nodes)" if len(nodes) > 1 else ""
         yield f"node{nodes[0]}: {count} NICs for {gpus} GPUs{more}: some share one and others do not; is one missing?"
-
-
-def _position(topology: Topology, vertex: int) -> str:
-    """The name of a vertex within its node."""
-    return topology.vertex_names[vertex].partition("/")[2]
 
 
 def _odd_nvlinks(topology: Topology) -> Iterator[str]:
@@ -345,6 +305,7 @@ _LOOKS = (
     _slots,
     _odd_nics,
     _uneven_nics,
+    straddling,
     _odd_nvlinks,
     hidden_parts,
     _slow_switches,

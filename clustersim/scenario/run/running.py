@@ -120,7 +120,7 @@ class Prepared(ScenarioParts):
                 f"cost      forward {format_time(float(cost.forward.sum()))}, backward "
                 f"{format_time(float(cost.backward.sum()))}, optimizer {format_time(cost.optimizer)} a micro-batch"
             )
-            yield f"memory    {format_bytes(self.memory.total)} of {room}"
+            yield f"memory    {self.verdict}"
             return
         for i, (stage, use) in enumerate(zip(self.split.partition.stages, self.split.memory, strict=True)):
             layers_held = ", ".join(
@@ -128,6 +128,7 @@ class Prepared(ScenarioParts):
             )
             yield f"stage {i:3d} {stage.parameters + stage.expert_parameters:,} parameters a rank: {layers_held}"
             yield f"          {format_bytes(use.total)} of {room}, most at {use.peak}"
+        yield f"memory    {self.verdict}"
 
 
 def _goes_on(scenario: Scenario) -> None:
