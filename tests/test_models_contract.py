@@ -108,6 +108,17 @@ def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
         models.model(tmp_path / "nothing.json")
 
 
+def test_an_unknown_name_like_no_other_gets_what_helps() -> None:
+    """Of 'nope' it was said "known: open-llama-3b", and of 'foo' all names there are."""
+    for name in ("nope", "foo"):
+        with pytest.raises(ModelError) as raised:
+            models.model(name)
+        told = str(raised.value)
+        assert "known: " not in told
+        assert len(told) < 200
+        assert "`clustersim list models` names all, and hf_config takes the path of any other's config.json" in told
+
+
 def test_an_option_of_the_wrong_kind_of_model_is_refused() -> None:
     with pytest.raises(ModelError, match="unknown model option 'image_size'"):
         models.model("gpt2", image_size=224)

@@ -17,7 +17,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.hotspots import hotspots
 from clustersim.explain.last_rank import last_to_most
-from clustersim.explain.pace import by_experts, pace_ratios
+from clustersim.explain.pace import by_experts, pace_ratios, peers_named
 from clustersim.explain.pieces import workers
 
 EXACT = 1e-6
@@ -27,6 +27,8 @@ BUSY_TIME = 0.1
 """A link this full for this share of the time is worth a warning."""
 SLOW = 1.05
 """So is a rank whose kernels take this many times the median."""
+DOUBLED = 1.5
+"""From here on that is told as a multiple: "100% slower" is read as a halved rate as well as a doubled time."""
 NEAR = 0.95
 """And memory this full."""
 
@@ -145,12 +147,16 @@ def _slow_ranks(timeline: Timeline) -> list[str]:
     if not len(worst):
         return []
     rank = int(worst[0])
+    peers = peers_named(timeline, rank)
+    theirs = f"{peers}'" if peers.endswith("s") else f"{peers}'s"
     last = last_to_most(timeline) if timeline.source != "simulated" else None
     if last is not None and last.rank != rank:
-        longer = f"kernels of rank {rank} take {ratio[rank] - 1:.0%} longer than the median of its peers'"
+        longer = f"kernels of rank {rank} take {ratio[rank] - 1:.0%} longer than {theirs}"
         return [f"{longer}, but collectives wait for another: {last}"]
     why = ", by the tokens that its experts get" if by_experts(timeline)[rank] else ""
-    text = f"rank {rank} is {ratio[rank] - 1:.0%} slower than the median of its peers{why}"
+    text = f"rank {rank} is {ratio[rank] - 1:.0%} slower than {peers}{why}"
+    if ratio[rank] >= DOUBLED:
+        text = f"kernels of rank {rank} take {ratio[rank]:.2f} times {theirs}{why}"
     text += f"; {len(worst) - 1:,} more ranks are more than {SLOW - 1:.0%} slower" if len(worst) > 1 else ""
     return [text if last is None else f"{text}; {last}"]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from clustersim.core.units import format_time
 from clustersim.explain import sentences
 from clustersim.explain.metrics import has_steps
+from clustersim.explain.pace import peers_named
 from clustersim.explain.sentences import op_quoted
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ CAUSES = (
     CauseWords(
         "slow rank",
         "{subject} is slow, and everybody waits for it",
-        "Rank {holder} is slow: its kernels take {pace:.2f} times the median of its peers, and {waiters} for "
+        "Rank {holder} is slow: its kernels take {pace:.2f} times {peers}, and {waiters} for "
         "it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
-        sentence_on_cpu="Rank {holder} is slow: its operators take {pace:.2f} times the median of its peers, and "
+        sentence_on_cpu="Rank {holder} is slow: its operators take {pace:.2f} times {peers}, and "
         "{waiters} for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
         headline_of_several="{subject} are slow, and everybody waits for them",
     ),
@@ -159,6 +160,7 @@ def _filled(template: str, causes: Causes, charge: Charge) -> str:
         waiters="1 rank waits" if len(charge.ranks) == 1 else f"{len(charge.ranks)} ranks wait",
         holder=charge.holder_rank,
         pace=causes.pace[charge.holder_rank],
+        peers=peers_named(causes.timeline, charge.holder_rank) if charge.holder_rank >= 0 else "",
         worst=format_time(charge.worst),
         op=op_quoted(causes, charge.op),
         held=op_quoted(causes, charge.holder_op),

@@ -9,7 +9,7 @@ differ.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.errors import few
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain.metrics import has_steps, steady_window
@@ -84,10 +85,40 @@ def compare(a: Timeline, b: Timeline) -> RunDifference:
     before, after = (steady_window(run).step_time for run in (a, b))
     without = [name for name, run in (("A", a), ("B", b)) if not has_steps(run)]
     has_any = len(without) < 2
-    text = _text(states, before, after, a_step=" a step" if has_any else "")
+    text = [*_ranks_compared(a, b), *_text(states, before, after, a_step=" a step" if has_any else "")]
     if has_any:
         text += [f"{name} has no steps: from its first span to its last counts as one" for name in without]
     return RunDifference(ops, states, before, after, text, has_any)
+
+
+def _ranks_compared(a: Timeline, b: Timeline) -> Iterator[str]:
+    """What is compared where traces are of some ranks only: of different ones, maybe no two runs but one."""
+    seen = [set(workers(run).tolist()) for run in (a, b)]
+    partly = [
+        run.source != "simulated" and len(ranks) < run.world_size for run, ranks in zip((a, b), seen, strict=True)
+    ]
+    if not any(partly):
+        return
+    named = [
+        f"{name} has {_ranks_named(sorted(ranks), run)}" for name, ranks, run in zip("AB", seen, (a, b), strict=True)
+    ]
+    if all(partly) and not seen[0] & seen[1] and a.world_size == b.world_size:
+        yield (
+            f"{named[0]}, {named[1]}: if both are of one job, ranks of the same steps are compared, not runs, and one "
+            "works while the other waits for it; `clustersim explain` of both together tells who waits for whom"
+        )
+    elif seen[0] != seen[1]:
+        yield f"{named[0]}, {named[1]}: other ranks may have other work"
+
+
+def _ranks_named(ranks: list[int], run: Timeline) -> str:
+    """Which ranks of how many a run has.
+
+    ranks : ascending.
+    """
+    if len(ranks) == run.world_size:
+        return f"all {run.world_size:,} ranks"
+    return f"rank{'' if len(ranks) == 1 else 's'} {few(ranks, 4)} of {run.world_size:,}"
 
 
 def _works(run: Timeline) -> list[_OpWork]:

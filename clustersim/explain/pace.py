@@ -24,6 +24,8 @@ OUTLIER = 5.0
 """The slowest of a few thousand normal draws is some four standard deviations away; what is further is no accident."""
 UNLIKE = 0.1
 """Paces further apart than this, or experts' loads, are no chance."""
+PAIR = 2
+"""So many ranks have no median that is not half of each."""
 FEW = 4
 """Of fewer ranks than this the spread says nothing."""
 
@@ -102,15 +104,24 @@ def pace_ratios(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> 
     return _over_median(timeline, kernel_seconds(timeline, begin, end))
 
 
+def peers_named(timeline: Timeline, rank: int) -> str:
+    """What a rank's pace is over, in words."""
+    role = roles(timeline)
+    return "its only peer" if np.count_nonzero(role == role[rank]) == PAIR else "the median of its peers"
+
+
 def _over_median(timeline: Timeline, seconds: Floats) -> Floats:
-    """(world_size,) float: each rank's seconds over the median of its role; 1 where that has none."""
+    """(world_size,) float: each rank's seconds over the median of its role; 1 where that has none.
+
+    Of two ranks it is over the quicker one's: half of what they differ by would be the slower one's own.
+    """
     role = roles(timeline)
     ratio = np.ones(timeline.world_size)
     for r in np.unique(role).tolist():
         members = role == r
-        median = float(np.median(seconds[members]))
-        if median > 0:
-            ratio[members] = seconds[members] / median
+        usual = float(seconds[members].min() if members.sum() == PAIR else np.median(seconds[members]))
+        if usual > 0:
+            ratio[members] = seconds[members] / usual
     return ratio
 
 

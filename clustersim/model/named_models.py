@@ -129,12 +129,16 @@ def _names() -> dict[str, str]:
     return {plain(name): name for name in catalog()}
 
 
+_WAYS = "`clustersim list models` names all, and hf_config takes the path of any other's config.json"
+"""What helps where a name is not known."""
+
+
 def _known(word: str) -> str:
     name = _names().get(plain(word)) or known_as(word) or ""
     if not name and (why := described(word)):
         raise ModelError(f"model {word!r} is {why}")
     if not name:
-        raise ModelError(f"unknown model {word!r}; {same_family(word, catalog())}")
+        raise ModelError(f"unknown model {word!r}; {same_family(word, catalog())}; {_WAYS}")
     return name
 
 

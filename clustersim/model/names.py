@@ -11,6 +11,8 @@ from clustersim.core.texts import data_table
 
 FAMILY = 0.75
 """How alike the first words of two names must be for one to be a slip of the pen."""
+SHOWN = 3
+"""Names shown where none is meant for sure."""
 
 
 def names() -> dict[str, dict[str, str]]:
@@ -49,17 +51,29 @@ def described(name: str, model_type: bool = False) -> str:
 
 
 def same_family(name: str, names_known: Iterable[str]) -> str:
-    """:func:`~clustersim.core.errors.nearest` among names of the same family; else the list of all.
+    """:func:`~clustersim.core.errors.nearest` among names of the same family; else those that look most alike, which
+    nobody takes for what is meant.
 
     >>> same_family("lama2-13b", ["llama2-13b", "gpt2"]), same_family("mystery-13b", ["llama2-13b", "gpt2"])
-    ("did you mean 'llama2-13b'?", 'known: gpt2, llama2-13b')
+    ("did you mean 'llama2-13b'?", 'names most like it: llama2-13b, gpt2')
+    >>> same_family("nope", ["open-llama-3b", "gpt2", "opt-1.3b", "llama2-7b"])
+    'names most like it: open-llama-3b, opt-1.3b, gpt2'
     """
     every = list(names_known)
     head = _head(name)
     close = [near_name for near_name in every if _head(near_name) == head] or [
         near_name for near_name in every if _slip(head, _head(near_name))
     ]
-    return nearest(name, close) if close else nearest("", every)
+    meant = nearest(name, close) if close else ""
+    if meant.startswith("did you mean"):
+        return meant
+    alike = sorted(every, key=lambda known: (known not in close, -_likeness(name, known), known))
+    return "names most like it: " + ", ".join(alike[:SHOWN])
+
+
+def _likeness(name: str, known: str) -> float:
+    """From 0 to 1."""
+    return difflib.SequenceMatcher(None, plain(name), plain(known)).ratio()
 
 
 def _slip(first: str, second: str) -> bool:
