@@ -154,3 +154,15 @@ def test_a_trace_of_collectives_alone_says_why_nothing_is_told(tmp_path: Path):
     (tmp_path / "rank0.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [note]}))
     said = CliRunner().invoke(cli, ["trace", str(tmp_path / "rank0.json")])
     assert "1 x a collective without shapes (nccl:all_reduce" in str(said.exception)
+
+
+def test_a_diagnosis_without_a_gpu_blames_none_and_names_no_tool_of_gpus(tmp_path: Path):
+    """It said "slow_gpu of rank 1 ... nvidia-smi" of two processes on a laptop's CPU."""
+    for rank in range(2):
+        file = profile(tmp_path / f"rank{rank}.json", 2, rank)
+        if rank:
+            file.write_text(file.read_text().replace('"dur": 20000.0', '"dur": 45000.0'))
+    said = CliRunner().invoke(cli, ["diagnose", str(tmp_path)]).output
+    assert said.startswith(("diagnosis: not sure: slow_cpu of rank 1", "diagnosis: slow_cpu of rank 1"))
+    assert "OMP_NUM_THREADS" in said
+    assert not re.search(r"nvidia-smi|gpu|GPU|Xid|dcgm|kernels", said)

@@ -11,7 +11,7 @@ import msgspec
 
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Plain
-from clustersim.core.timeline import Timeline
+from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.files import traces
 from clustersim.files.traces import Samples, files
 from clustersim.files.traces.told import Cabling, HangReport, KernelSums, LinkCounters, NcclLog, TrainingLog
@@ -70,6 +70,17 @@ NEXT = {
     NOTHING: "nothing here; a fault may be in what no file was given of",
 }
 """What to look at next."""
+NEXT_ON_CPU = {
+    "slow_gpu": "cores that the rank is bound to (taskset -pc), its threads (OMP_NUM_THREADS), other processes there "
+    "(top), governor and clock (turbostat); leave its machine out",
+    "slow_host": "the host there: CPU governor, other processes, its memory (numastat)",
+    "dead_rank": "the last lines of its own log, dmesg (out of memory), and the exit code",
+    "missing_call": "py-spy dump of it: an exception, a branch or loader that only it has",
+    "far_nic": "lstopo there: CPU affinity and which slot the NIC is in",
+}
+"""The same where no GPU is."""
+OF_GPUS = frozenset({"hot_gpu", "ecc_stall", "gdr_off", "stuck_kernel"})
+"""Causes that only a job on GPUs can have; a slow rank is there for either."""
 
 SOURCES = {
     "dumps": "Flight Recorder dumps of every rank (TORCH_FR_BUFFER_SIZE=2000)",
@@ -113,11 +124,21 @@ class RankedSuspect(msgspec.Struct, frozen=True):
     port: str | None
     confidence: float
     look_at: str
+    on_cpu: bool = False
 
     @property
     def words(self) -> str:
         """The cause and the place."""
-        return "nothing is wrong" if self.kind == NOTHING else f"{self.kind} of {self.place}"
+        return "nothing is wrong" if self.kind == NOTHING else f"{_named(self.kind, self.on_cpu)} of {self.place}"
+
+
+def _named(text: str, on_cpu: bool) -> str:
+    """A cause in words: where no GPU is, what makes a rank slow is its CPU.
+
+    >>> _named("slow_gpu of rank 1", True), _named("slow_gpu of rank 1", False)
+    ('slow_cpu of rank 1', 'slow_gpu of rank 1')
+    """
+    return text.replace("slow_gpu", "slow_cpu") if on_cpu else text
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -171,7 +192,8 @@ def diagnose(paths: Iterable[str | Path]) -> Diagnosis:
 def judged(read: Sequence[ReadFile]) -> Diagnosis:
     """Who is to blame, by what files say. Raises :class:`TraceError` where none of them says anything of a fault."""
     site = _site(read)
-    suspects = site.suspects()
+    on_cpu = _without_gpus(read)
+    suspects = [suspect for suspect in site.suspects() if not (on_cpu and suspect.kind in OF_GPUS)]
     findings = [finding for kind, answer in read for finding in _findings(kind, answer, suspects, site)]
     tables = [answer for _, answer in read if isinstance(answer, Samples)]
     findings += benchmark_findings.of_tests(tables, suspects)
@@ -181,17 +203,26 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
     order = ranked(suspects, findings)
     given = [name for name in SOURCES if any(finding.source == name for finding in findings)]
     return Diagnosis(
-        suspects=[_told(suspect, share) for suspect, share in order[:LISTED]],
+        suspects=[_told(suspect, share, on_cpu=on_cpu) for suspect, share in order[:LISTED]],
         findings=[finding.text for finding in findings],
         sources=given,
-        decides=_decides(order[0], order[1], [*given, *_not_to_be_had(read)]),
+        decides=_named(_decides(order[0], order[1], [*given, *_not_to_be_had(read)]), on_cpu),
         ranks=site.ranks,
     )
 
 
-def _told(suspect: Suspect, share: float) -> RankedSuspect:
+def _told(suspect: Suspect, share: float, *, on_cpu: bool) -> RankedSuspect:
     places = (suspect.place, suspect.rank, suspect.host, suspect.port)
-    return RankedSuspect(suspect.kind, *places, round(share, 4), NEXT[suspect.kind])
+    following = NEXT | NEXT_ON_CPU if on_cpu else NEXT
+    return RankedSuspect(suspect.kind, *places, round(share, 4), following[suspect.kind], on_cpu)
+
+
+def _without_gpus(read: Sequence[ReadFile]) -> bool:
+    """Whether the profiles are of ranks without a GPU, and no other file has one."""
+    counted = [bool(answer.gpus) for _, answer in read if isinstance(answer, LinkCounters)]
+    profiles = [answer.stats for _, answer in read if isinstance(answer, Timeline)]
+    alone = [stats.get(WITHOUT_GPU, 0.0) >= stats.get("ranks_measured", 1.0) for stats in profiles]
+    return bool(alone) and all(alone) and not any(counted)
 
 
 def read_files(
@@ -286,7 +317,8 @@ def _findings(kind: str, answer: Read, suspects: Sequence[Suspect], site: Site) 
 def _not_to_be_had(read: Sequence[ReadFile]) -> frozenset[str]:
     """Kinds of evidence that the job cannot give: NCCL's own of one whose profiles name another library, as Gloo."""
     named = {traces.backend_of(answer) for _, answer in read if isinstance(answer, Timeline)} - {None}
-    return frozenset() if not named or "nccl" in named else OF_NCCL
+    absent = frozenset() if not named or "nccl" in named else OF_NCCL
+    return absent | {"gpus"} if _without_gpus(read) else absent
 
 
 def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given: Sequence[str]) -> str:

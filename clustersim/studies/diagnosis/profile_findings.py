@@ -212,7 +212,8 @@ def _of_slow(slow: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
     worst = max(slow, key=lambda rank: float(slow[rank].max()))
     by = float(slow[worst].max())
     course = course_of(slow[worst].tolist(), max(LEAST_SLOWER, 0.25 * by))
-    text = f"profiles: kernels of rank(s) {few(sorted(slow), SHOWN)} take up to {by:.0%} longer than others', {course}"
+    work = "operators" if steps.on_cpu else "kernels"
+    text = f"profiles: {work} of rank(s) {few(sorted(slow), SHOWN)} take up to {by:.0%} longer than others', {course}"
 
     def likely(suspect: Suspect) -> float:
         """P(these ranks' kernels take longer | suspect)."""
