@@ -3,6 +3,7 @@
 import pytest
 
 from clustersim import model as models
+from clustersim import scenario
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch import shapes
@@ -508,3 +509,36 @@ def test_megatrons_yaml_has_its_experts_its_activation_and_its_arithmetic():
     assert yaml_cfg(experts="4").scenario.file.model.options["experts"]["count"] == 4
     with pytest.raises(ScenarioError, match=r"gated False.*experts\.count 8"):
         yaml_cfg(activation="gelu", experts="8")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mistral-7b-v0.1", ["--window-size 4095,0"]),
+        ("gpt-oss-20b", ["--window-size 127,0", "--window-attn-skip-freq 2"]),
+    ],
+)
+def test_megatron_is_told_of_windows_and_tells_them(name: str, words: list[str]):
+    """Its files had no word for them, and theirs were passed over."""
+    exported = scenario.from_table(
+        {
+            "cluster": {"topology": "hgx-h100"},
+            "model": {"name": name, "seq_len": 8192, "dtype": "bf16", "implementation": "fused"},
+            "strategy": {"kind": "ddp", "micro_batch_size": 1, "param_dtype": "bf16"},
+            "parallel": {"ep" if "oss" in name else "tp": 2},
+            "run": {"optimizer": "adamw", "optimizer_impl": "fused"},
+        }
+    )
+    files = exchange.written(exported, "megatron")
+    (text,) = files.texts.values()
+    assert all(word in text for word in words)
+    assert not [said for said in files.wordless if "window" in said]
+
+
+def test_a_script_with_a_window_of_some_blocks_is_read_so():
+    """``--window-attn-skip-freq N``: one block of all tokens after N - 1 with a window."""
+    sizes = {name: value for name, value in shapes._shipped()["mistral-7b-v0.1"].items() if name != "window"}
+    asked = shapes.model_for("f", sizes | {"window": 1024, "window_every": "4"})
+    assert (asked.options["window"], asked.options["full_every"]) == (1024, 4)
+    with pytest.raises(ScenarioError, match=r"--window-attn-skip-freq \[1,0\]\*16: a pattern"):
+        shapes.model_for("f", sizes | {"window": 1024, "window_every": "[1,0]*16"})

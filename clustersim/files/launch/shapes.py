@@ -50,6 +50,7 @@ def leaves(shape: TransformerShape) -> Leaves:
         del leaf_values["n_positions"]  # angles are computed for any length
     leaf_values |= {"mla": shape.latent is not None, "grouped": shape.kv_heads != shape.heads}
     leaf_values |= {"window": shape.window} if shape.window else {}
+    leaf_values |= {"window_every": str(every)} if (every := _full_every(shape)) else {}
     leaf_values |= {"embedding_norm": True} if shape.embedding_norm else {}
     if shape.latent is not None:
         leaf_values |= {"latent.q_rank": shape.latent.q_rank, "latent.kv_rank": shape.latent.kv_rank}
@@ -64,6 +65,14 @@ def leaves(shape: TransformerShape) -> Leaves:
         first = experts.dense_first
         leaf_values["experts.layers"] = f"([0]*{first}+[1]*{shape.layers - first})" if first else str(experts.every)
     return leaf_values
+
+
+def _full_every(shape: TransformerShape) -> int:
+    """Each so many-th block attends to all tokens, where the others have a window; 0 where none does."""
+    if not shape.window or shape.full_every:
+        return shape.full_every
+    every = len(shape.mixers)
+    return every if every and shape.mixers == ("sliding",) * (every - 1) + ("full",) else 0
 
 
 @lru_cache(maxsize=2)
@@ -107,8 +116,10 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
     if has.get("window") != wanted.get("window"):
         options["window"] = wanted.get("window") or 0  # which nobody has who does not say so
+    if "window" in wanted and has.get("window_every") != wanted.get("window_every"):
+        options["full_every"] = _frequency(file, str(wanted.get("window_every", "0")))
     dense_ff = options.pop("d_ff", 0) if _has_no_dense(has) else 0
-    changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window")}
+    changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window", "full_every")}
     sentence = f"the model has the sizes of {name}"
     if changed:
         sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
@@ -119,6 +130,15 @@ def _is_as_long(name: str, stated: Table) -> bool:
     """Whether a shipped model was made for as many tokens as are said, which tells models of like sizes apart."""
     shape = models.shape(name, {})
     return shape is not None and shape.seq_len == stated.get("n_positions")
+
+
+def _frequency(file: str, told: str) -> int:
+    """Each how many-th block attends to all tokens. Raises :class:`ScenarioError` for a pattern of one's own."""
+    if not told.isdigit():
+        raise ScenarioError(
+            f"{file}: --window-attn-skip-freq {told}: a pattern of blocks is read of a config.json alone: --model PATH"
+        )
+    return int(told)
 
 
 CHANGED = (*SIZES, "tied")

@@ -15,8 +15,10 @@ from clustersim.core.paths import data_path
 from clustersim.core.texts import shown, toml
 from clustersim.files.frameworks import NAMES as NAMES
 
-Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any"]
+Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any", "window"]
 
+BOTH_SIDES = 2
+"""Numbers of a window: tokens before, and behind."""
 _WORDS = {
     "int": "a whole number",
     "number": "a number",
@@ -27,6 +29,7 @@ _WORDS = {
     "each": "a word, or one for each layer",
     "ints": "whole numbers",
     "any": "a value",
+    "window": "tokens before and behind, such as 4095,0",
 }
 
 
@@ -39,7 +42,7 @@ class LaunchOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         by ``+`` are read as their values with a space between; ``a.*`` stands for everything below ``a``.
     field : dotted, of the scenario's tables, or of ``shape`` (the model's sizes) and ``batch`` (samples).
     type : of the option's value; ``positive`` is a number for true and 0 for false, ``each`` a word for all layers or
-        one for each.
+        one for each; ``window`` is Megatron's: tokens that one attends to before itself and behind.
     map : (option's value, field's value) pairs; a pair without the second says nothing of the field.
     open : values that ``map`` does not have are taken as they are.
     default : the option's value where nothing is said; None says nothing.
@@ -86,6 +89,8 @@ class LaunchOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return value if self.open else None
         if self.type == "positive":
             return None if value is None else self.on if value else 0.0
+        if self.type == "window":
+            return f"{value - 1},0" if value else None
         listed = isinstance(value, list | tuple)
         if self.type in {"texts", "ints"} and value is not None and not listed:
             return [value]
@@ -220,6 +225,8 @@ def _typed(value: Any, kind: Kind) -> Any:
 
 
 def _one(value: Any, kind: Kind) -> Any:
+    if kind == "window":
+        return _window(value)
     if kind in {"texts", "each", "ints"}:
         items = value if isinstance(value, list | tuple) else [value]
         items_typed = [_one(item, "int" if kind == "ints" else "text") for item in items]
@@ -238,6 +245,19 @@ def _one(value: Any, kind: Kind) -> Any:
         plain = isinstance(value, str | int | float) and not str(value).startswith("$")
         return (str(value) if not isinstance(value, bool) else str(value).lower()) if plain else None
     return _number(value, kind)
+
+
+def _window(value: Any) -> int | None:
+    """Tokens that a decoder's window has: those before and the token itself; 0 for all.
+
+    >>> _window("4095,0"), _window("(127, 0)"), _window([-1, 0]), _window("wide")
+    (4096, 128, 0, None)
+    """
+    parts = value.strip("()").split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    numbers = [_number(part, "int") for part in parts]
+    if None in numbers or len(numbers) != BOTH_SIDES:
+        return None
+    return max(numbers[0] + 1, 0)
 
 
 def _number(value: Any, kind: Kind) -> Any:
