@@ -542,3 +542,55 @@ def test_a_script_with_a_window_of_some_blocks_is_read_so():
     assert (asked.options["window"], asked.options["full_every"]) == (1024, 4)
     with pytest.raises(ScenarioError, match=r"--window-attn-skip-freq \[1,0\]\*16: a pattern"):
         shapes.model_for("f", sizes | {"window": 1024, "window_every": "[1,0]*16"})
+
+
+def test_what_a_step_changes_by_from_launch_files_is_what_was_said_to_have_no_word(tmp_path):
+    """2.124 s became 1.914 s by way of accelerate: by these three settings, and by nothing else."""
+    tables = {
+        "cluster": {"topology": "hgx-a100", "gpus_per_node": 2},
+        "model": {"name": "qwen2.5-0.5b", "seq_len": 1024, "dtype": "bf16", "implementation": "fused"},
+        "strategy": {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32", "clip_grad_norm": True},
+        "parallel": {"framework": "torchtitan"},
+        "run": {"optimizer": "adamw", "optimizer_impl": "fused", "steps": 2},
+    }
+    tables["model"]["activation_checkpointing"] = "selective"
+    tables["strategy"]["micro_batch_size"] = 1
+    exported = scenario.from_table(tables)
+    files = exchange.written(exported, "accelerate")
+    named = {said.partition(" = ")[0] for said in files.wordless}
+    assert named == {"model.activation_checkpointing", "strategy.ends_apart", "strategy.reduce_dtype"}
+    documents = [document(text, name) for name, text in files.texts.items()]
+    back = exchange.read(documents, tables["cluster"], run={"steps": 2}).scenario
+    model = tables["model"] | {"activation_checkpointing": "none"}
+    strategy = tables["strategy"] | {"reduce_dtype": "bf16", "ends_apart": False}
+    as_said = scenario.from_table(tables | {"model": model, "strategy": strategy})
+    own, again, changed = (made.run().summary["step_time_s"] for made in (exported, back, as_said))
+    assert again == pytest.approx(changed, rel=1e-9)
+    assert abs(own / again - 1) > 0.02
+
+
+UNSAID = {
+    "gemma-2b": "shape.activation = geglu: it would be swiglu",
+    "olmo-7b": "shape.norm_weight = false: it would be true",
+    "mpt-7b": "shape.positions = alibi: it would be learned",
+}
+
+
+@pytest.mark.parametrize(("name", "unsaid"), UNSAID.items())
+def test_what_no_option_of_megatron_says_of_a_model_is_told(name, unsaid):
+    """Nothing was said of these, and MPT was "said to the training script", which has no ALiBi."""
+    tables = {
+        "cluster": {"topology": "hgx-h100"},
+        "model": {"name": name, "seq_len": 1024, "dtype": "bf16", "implementation": "fused"},
+        "strategy": {"kind": "ddp", "micro_batch_size": 1, "param_dtype": "bf16"},
+        "parallel": {"framework": "megatron"},
+        "run": {"optimizer": "adamw", "optimizer_impl": "fused"},
+    }
+    assert unsaid in exchange.written(scenario.from_table(tables), "megatron").wordless
+
+
+def test_a_window_as_long_as_the_samples_is_not_asked_of_a_model():
+    """A script of Megatron's with one was refused: "does not change by it"."""
+    kinds = "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear"
+    made = megatron(f"{kinds} --untie-embeddings-and-output-weights --window-size 4095,0").scenario
+    assert "window" not in made.file.model.options

@@ -92,7 +92,9 @@ def _model(fields: ScenarioFields, model: str | None, files: tuple[str, Path], t
         return shapes.altered(fields, fields.by)
     layers = fields.pop("shape.experts.layers", None)
     sizes = {name[6:]: value for name, value in fields.items() if name.startswith("shape.")}
-    sized_model = shapes.model_for(file, sizes, causal=trained != "encoder")
+    sized_model = shapes.model_for(
+        file, sizes, causal=trained != "encoder", seq_len=int(fields.get("model.seq_len") or 0)
+    )
     if layers is not None:
         sized_model = shapes.with_expert_layers(sized_model, str(layers), fields.by.get("shape.experts.layers"), file)
     by = fields.by.get("shape.layers")

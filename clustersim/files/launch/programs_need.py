@@ -3,11 +3,21 @@ own checks end the launch, or it splits the model otherwise than the other words
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 from clustersim.core import texts
 from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
+from clustersim.files.launch.table import FrameworkTable
+from clustersim.model import named_models as models
+from clustersim.scenario import Scenario
+from clustersim.scenario.run.parts import located
 
 SIZES = "parallelism_config.parallelism_config_"
+ROTARY_BASE = 10_000
+"""Of Megatron-LM, unless ``--rotary-base`` says another (megatron/training/arguments.py)."""
 SHARDS = ("strategy.data_parallel_shard_degree", "parallel.dp_shard")
 
 
@@ -70,9 +80,11 @@ def _copies(leaves: texts.Table) -> int:
 
 def unsaid(framework: str, leaves: texts.Table) -> list[str]:
     """What a framework's program has no word for though reading its words back would not tell: positions that are
-    neither learned nor rotary, to deepspeedai's Megatron-DeepSpeed (megatron/arguments.py)."""
+    neither learned nor rotary, to deepspeedai's Megatron-DeepSpeed, and ALiBi to Megatron-LM (both of
+    megatron's arguments.py, ``--position-embedding-type``)."""
     positions = leaves.get("shape.positions")
-    if framework != "deepspeed" or positions in {None, "learned", "rotary"}:
+    has = {"deepspeed": {None, "learned", "rotary"}, "megatron": {None, "learned", "rotary", "none"}}
+    if framework not in has or positions in has[framework]:
         return []
     return [f"shape.positions = {positions}: it would be learned"]
 
@@ -91,3 +103,23 @@ def megatron_deepspeed_words(leaves: texts.Table) -> texts.Table:
     if leaves.get("model.activation_checkpointing") == "full":
         words |= {"recompute_granularity": "full", "recompute_method": "uniform"}
     return words
+
+
+def positions(made: Scenario, table: FrameworkTable, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
+    """What a script needs of positions that are turned, though no step takes longer for it: Megatron-LM asks for the
+    longest sequence (``validate_args``), and turns by a base of 10,000 unless it is told another."""
+    if leaves.get("shape.positions") != "rotary" or table.document == "toml" or "num_layers" not in _known(table):
+        return
+    spec = made.file.model
+    name = located(made, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
+    config = models.config_of(Path(name) if spec.hf_config else name)
+    known = config.get("max_position_embeddings")
+    yield "max_position_embeddings", max(known if isinstance(known, int) else 0, int(leaves["model.seq_len"] or 0))
+    turned = config.get("rope_parameters") or {}
+    base = config.get("rope_theta") or (turned.get("rope_theta") if isinstance(turned, Mapping) else None)
+    if table.name == "megatron" and isinstance(base, int | float) and base != ROTARY_BASE:
+        yield "rotary_base", int(base)
+
+
+def _known(table: FrameworkTable) -> set[str]:
+    return {row.option for row in table.every() if row.at == "args"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,8 +49,8 @@ def leaves(shape: TransformerShape) -> Leaves:
     if shape.positions != "learned":
         del leaf_values["n_positions"]  # angles are computed for any length
     leaf_values |= {"mla": shape.latent is not None, "grouped": shape.kv_heads != shape.heads}
-    leaf_values |= {"window": shape.window} if shape.window else {}
-    leaf_values |= {"window_every": str(every)} if (every := _full_every(shape)) else {}
+    leaf_values |= {"window": shape.window} if _limits(shape) else {}
+    leaf_values |= {"window_every": str(every)} if _limits(shape) and (every := _full_every(shape)) else {}
     leaf_values |= {"embedding_norm": True} if shape.embedding_norm else {}
     if shape.latent is not None:
         leaf_values |= {"latent.q_rank": shape.latent.q_rank, "latent.kv_rank": shape.latent.kv_rank}
@@ -65,6 +65,48 @@ def leaves(shape: TransformerShape) -> Leaves:
         first = experts.dense_first
         leaf_values["experts.layers"] = f"([0]*{first}+[1]*{shape.layers - first})" if first else str(experts.every)
     return leaf_values
+
+
+OTHER_KINDS = (
+    "activation",
+    "wide_norms",
+    "wide_rotation",
+    "norm_weight",
+    "qk_norm_of",
+    "sinks",
+    "attn_gate",
+    "value_size",
+    "kv_from",
+    "mtp",
+    "head_bias",
+    "mixers",
+    "mlps",
+    "widths",
+    "final_norm",
+)
+"""What a model is besides, which no option of a table says."""
+
+
+def unlike(first: TransformerShape | None, second: TransformerShape | None) -> Iterator[tuple[str, Any, Any]]:
+    """(field, of the first, of the second): what two transformers differ in of :data:`OTHER_KINDS`."""
+    if first is None or second is None:
+        return
+    for name in OTHER_KINDS:
+        values = getattr(first, name), getattr(second, name)
+        if name == "mixers" and _windows(first) == _windows(second):
+            continue
+        if values[0] != values[1]:
+            yield name, *values
+
+
+def _windows(shape: TransformerShape) -> tuple[int, int]:
+    """Tokens of a window that leaves some out, and each how many-th block has none."""
+    return (shape.window, _full_every(shape)) if _limits(shape) else (0, 0)
+
+
+def _limits(shape: TransformerShape) -> bool:
+    """Whether a window leaves tokens out."""
+    return 0 < shape.window < shape.seq_len
 
 
 def _full_every(shape: TransformerShape) -> int:
@@ -86,10 +128,11 @@ def _shipped(causal: bool = True) -> dict[str, Leaves]:
     }
 
 
-def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
+def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0) -> ShippedModel:
     """The shipped model of these sizes, or that of its kind whose sizes differ least, with the differences as options.
 
-    causal : whether it is a decoder; else an encoder, whose tokens see all others.
+    causal : whether it is a decoder; else an encoder, whose tokens see all others. seq_len : tokens of a sample, 0
+        where none says; a window of as many or more changes nothing.
 
     Raises :class:`ScenarioError` naming ``file`` where none is of the kind, or too little is said.
     """
@@ -118,6 +161,10 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
         options["window"] = wanted.get("window") or 0  # which nobody has who does not say so
     if "window" in wanted and has.get("window_every") != wanted.get("window_every"):
         options["full_every"] = _frequency(file, str(wanted.get("window_every", "0")))
+    windows = [leaf_values.get("window") or 0 for leaf_values in (wanted, has)]
+    if all(not window or 0 < seq_len <= window for window in windows):
+        options.pop("window", None)
+        options.pop("full_every", None)
     dense_ff = options.pop("d_ff", 0) if _has_no_dense(has) else 0
     changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window", "full_every")}
     sentence = f"the model has the sizes of {name}"

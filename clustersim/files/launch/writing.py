@@ -6,8 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from clustersim.files.launch import batches, programs_need, shapes, torchtitan
 from clustersim.files.launch.files import document
 from clustersim.files.launch.reading import read
 from clustersim.files.launch.table import NAMES, FrameworkTable, LaunchOption, holds, load
-from clustersim.model import named_models as models
+from clustersim.model.base import TransformerShape
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.schema import Run
 from clustersim.scenario.file.splitting import ddp_of, splits, with_micro_batches
@@ -49,8 +48,6 @@ OURS = (
 )
 """What no launch file says: machine and simulation; and what is said by the model's sizes."""
 
-ROTARY_BASE = 10_000
-"""Of Megatron-LM, unless ``--rotary-base`` says another (megatron/training/arguments.py)."""
 DEGREES = ("tp", "pp", "cp", "ep")
 EFFECT = {
     "tp": ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "float8_tp"),
@@ -131,7 +128,7 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     leaves, mesh = _leaves(exported)
     leaves = programs_need.shards_unsaid(leaves, mesh)
     args, config = _options(table, leaves | {"model.name": exported.file.model.name})
-    args |= {name: value for name, value in _positions(exported, table, leaves) if name not in args}
+    args |= {name: value for name, value in programs_need.positions(exported, table, leaves) if name not in args}
     unwritten = programs_need.unsaid(table.name, leaves)
     if table.name == "torchtitan":
         config |= torchtitan.converters(leaves)
@@ -143,7 +140,7 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
         args |= programs_need.megatron_deepspeed_words(leaves)
     file_texts = _texts(table, args, config, mesh, stem)
     unwritten += [*_wordless(exported, leaves, table, file_texts), *_of_the_process(exported)]
-    return LaunchFiles(file_texts, tuple(unwritten), table, tuple(_of_the_machine(exported)))
+    return LaunchFiles(file_texts, tuple(dict.fromkeys(unwritten)), table, tuple(_of_the_machine(exported)))
 
 
 def _of_the_process(exported: Scenario) -> Iterator[str]:
@@ -194,11 +191,18 @@ def canonical(exported: Scenario) -> texts.Table:
     return _leaves(exported)[0]
 
 
+def _trained_shape(exported: Scenario) -> TransformerShape | None:
+    """A transformer's shape with samples as long as the scenario's; None of another network."""
+    shape = transformer_of(exported)
+    length = exported.file.model.seq_len
+    return shape if shape is None or length is None else replace(shape, seq_len=length)
+
+
 def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
     _, mesh = placed(exported)
     config = with_micro_batches(exported, mesh).config
     leaf_values = {name: value for name, value in flat(exported.inputs()).items() if not name.startswith(OURS)}
-    shape = transformer_of(exported)
+    shape = _trained_shape(exported)
     model = model_of(exported)
     parallel = exported.file.parallel
     leaf_values["model.seq_len"], leaf_values["strategy.framework"] = model.seq_len or None, ddp_of(exported)
@@ -266,26 +270,6 @@ def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, t
     return options["args"], options["config"]
 
 
-def _positions(made: Scenario, table: FrameworkTable, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
-    """What a script needs of positions that are turned, though no step takes longer for it: Megatron-LM asks for the
-    longest sequence (``validate_args``), and turns by a base of 10,000 unless it is told another."""
-    if leaves.get("shape.positions") != "rotary" or table.document == "toml" or "num_layers" not in _known(table):
-        return
-    spec = made.file.model
-    name = located(made, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
-    config = models.config_of(Path(name) if spec.hf_config else name)
-    known = config.get("max_position_embeddings")
-    yield "max_position_embeddings", max(known if isinstance(known, int) else 0, int(leaves["model.seq_len"] or 0))
-    turned = config.get("rope_parameters") or {}
-    base = config.get("rope_theta") or (turned.get("rope_theta") if isinstance(turned, Mapping) else None)
-    if table.name == "megatron" and isinstance(base, int | float) and base != ROTARY_BASE:
-        yield "rotary_base", int(base)
-
-
-def _known(table: FrameworkTable) -> set[str]:
-    return {row.option for row in table.every() if row.at == "args"}
-
-
 def _of_row(row: LaunchOption, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
     if not row.option.endswith(".*"):
         yield row.option, row.written(leaves.get(row.field))
@@ -334,6 +318,8 @@ def _wordless(
         if leaves.get(field) != again.get(field):
             instead = "its default" if again.get(field) is None else _shown(again.get(field))
             yield f"{field} = {_shown(leaves.get(field))}: it would be {instead}"
+    for name, own, other in shapes.unlike(_trained_shape(exported), _trained_shape(back)):
+        yield f"shape.{name} = {_shown(own)}: it would be {_shown(other)}"
 
 
 def _back(exported: Scenario, table: FrameworkTable, texts: Mapping[str, str]) -> tuple[Scenario, str | None]:
