@@ -743,6 +743,22 @@ def test_a_strategy_says_what_its_own_parallel_may_hold(own, right):
                 "parallel": {"tp": [1, 8], "pp": [1, 2], "use_distributed_optimizer": True},
                 "recipe": {"dtype": ["bf16", "fp8"]},
             },
+            ["weights gathered in 8 bits"],
+        ),
+        (
+            {"dtype": "fp8", "implementation": "fused"},
+            {
+                "strategies": [{"kind": "fsdp", "param_dtype": "bf16", "float8_all_gather": [False, True]}],
+                "parallel": {"tp": [1, 8], "pp": [1, 2]},
+            },
+            [],
+        ),
+        (
+            {"dtype": "fp8", "implementation": "fused", "float8_recipe": "rowwise"},
+            {
+                "strategies": [{"kind": "fsdp", "param_dtype": "bf16"}],
+                "parallel": {"tp": [1, 8], "pp": [1, 2]},
+            },
             [],
         ),
     ],
@@ -751,7 +767,8 @@ def test_the_best_is_the_fastest_only_where_the_usual_alternatives_were_tried(mo
     table = SMALL | {"model": {"name": "llama3-8b", **model}, "try": SMALL["try"] | tried}
     read = from_table(table | {"machines": [{"topology": "hgx-h100", "nodes": [2]}]})
     machines = {(0, 2): 16}
-    tables = [{}] if "parallel" not in tried else [{"tp": 8, "pp": 2, "use_distributed_optimizer": True}]
+    own = {"use_distributed_optimizer": True} if "use_distributed_optimizer" in tried.get("parallel", {}) else {}
+    tables = [{}] if "parallel" not in tried else [{"tp": 8, "pp": 2, **own}]
     options = list(candidates(read, machines, tables))
     words = untried(read, "plan.toml", options, [device("H100-SXM5-80GB")])
     assert all(any(part in word for word in words) for part in left_out)

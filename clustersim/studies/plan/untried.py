@@ -86,8 +86,24 @@ def _computed(plan: PlanFile, options: Sequence[PlanCandidate], gpus: Sequence[D
     gathers = [s for s in _once(option.form.strategy for option in options) if s["kind"] in GATHERING]
     if gathers and all(strategy.get("param_dtype", "fp32") in WIDE for strategy in gathers):
         yield "16-bit parameters of what is gathered (param_dtype)"
+    if _gathers_wide(plan, options):
+        yield "weights gathered in 8 bits beside fp8 (float8_all_gather of fsdp; enable_fsdp_float8_all_gather in torchao)"
     if "fp8" not in dtypes and any("fp8" in gpu.peak for gpu in gpus):
         yield "fp8 (dtype of [try.recipe])"
+
+
+def _gathers_wide(plan: PlanFile, options: Sequence[PlanCandidate]) -> bool:
+    """Whether FSDP 2 is tried with fp8 of one scale a tensor, which torchao gathers in 8 bits, and never gathers so."""
+    recipes = [({**plan.model, **option.form.recipe}, option.form.strategy) for option in options]
+    able = [
+        strategy.get("float8_all_gather", False)
+        for recipe, strategy in recipes
+        if recipe.get("dtype") == "fp8"
+        and recipe.get("float8_recipe", "tensorwise") == "tensorwise"
+        and strategy["kind"] == "fsdp"
+        and strategy.get("version", 2) != 1
+    ]
+    return bool(able) and not any(able)
 
 
 def _once(tables: Iterator[dict[str, object]]) -> list[dict[str, object]]:
