@@ -87,7 +87,7 @@ def _computed(plan: PlanFile, options: Sequence[PlanCandidate], gpus: Sequence[D
     if gathers and all(strategy.get("param_dtype", "fp32") in WIDE for strategy in gathers):
         yield "16-bit parameters of what is gathered (param_dtype)"
     if _gathers_wide(plan, options):
-        yield "weights gathered in 8 bits beside fp8 (float8_all_gather of fsdp; enable_fsdp_float8_all_gather in torchao)"
+        yield "weights gathered in 8 bits beside fp8 (float8_all_gather, torchao's enable_fsdp_float8_all_gather)"
     if "fp8" not in dtypes and any("fp8" in gpu.peak for gpu in gpus):
         yield "fp8 (dtype of [try.recipe])"
 
