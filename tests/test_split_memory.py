@@ -7,6 +7,7 @@ import json
 import pytest
 
 from clustersim import scenario
+from clustersim.core.errors import ScenarioError
 from clustersim.core.memory_use import CONTEXT_BYTES, FRAGMENTATION
 from clustersim.scenario.run.held import held
 from clustersim.studies.what_if.memory_table import table
@@ -111,7 +112,8 @@ def test_a_pipeline_of_fsdp_adds_gradients_up_unsharded_in_the_type_of_their_red
 
 def test_blocks_gathered_in_eight_bits_are_held_in_eight_bits():
     plain, narrow = (
-        scenario.load(FSDP, PIPED | {"strategy.float8_all_gather": said}).prepare().split for said in (False, True)
+        scenario.load(FSDP, PIPED | {"model.dtype": "fp8", "strategy.float8_all_gather": said}).prepare().split
+        for said in (False, True)
     )
     for stage, wide, use in zip(plain.partition.stages, plain.memory, narrow.memory, strict=True):
         blocks = sum(layer.parameters for layer in stage.layers if layer.kind == "block")
@@ -167,3 +169,13 @@ def test_backward_of_a_pipeline_holds_gradients_beside_what_forward_kept():
         first = activations["B 0.0"] - max(size for moment, size in activations.items() if moment.startswith("F"))
         samples = split.scenario.config.micro_batch_size
         assert first == pytest.approx(2 * samples * stage.layers[-1].working)
+
+
+@pytest.mark.parametrize("model", [{"model.dtype": "bf16"}, {"model.dtype": "fp8", "model.float8_recipe": "rowwise"}])
+def test_weights_are_gathered_in_eight_bits_for_products_that_read_them_so_alone(model):
+    """Half the bytes of bf16 training's gathers were played, and the note said "gathered in bf16"."""
+    with pytest.raises(ScenarioError, match=r"float8_all_gather = true beside dtype = .*at \$\.strategy\.float8_all"):
+        scenario.load(FSDP, model | {"strategy.float8_all_gather": True}).prepare()
+    eight_bits = {"model.dtype": "fp8", "strategy.float8_all_gather": True, "cluster.nodes": 1}
+    said = scenario.load("fsdp_llama3_8b_64x8_h100", eight_bits).prepare().notes
+    assert any("gathered in fp8 (all but the root, in bf16)" in note for note in said)

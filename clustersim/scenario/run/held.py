@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from clustersim.core.device import AS_IS, Device, Speed
+from clustersim.core.errors import ScenarioError
 from clustersim.core.host_memory import HostMemory
 from clustersim.core.memory_use import MemoryUse, Verdict
 from clustersim.core.mesh import Mesh
@@ -79,6 +80,20 @@ class ScenarioParts:
         return memory_of(replace(self.scenario, config=config), self.model, self.topology, self.mesh)
 
 
+def _reads_what_is_gathered(scenario: Scenario) -> None:
+    """Raise :class:`ScenarioError` where weights are gathered in 8 bits and products do not read them so: torchao's
+    ``Float8LinearConfig`` asserts one scale a tensor, and linears in bf16 are none of its modules."""
+    if not getattr(scenario.config, "float8_all_gather", False):
+        return
+    model = scenario.file.model
+    if model.dtype != "fp8" or model.float8_recipe != "tensorwise":
+        recipe = f' with float8_recipe = "{model.float8_recipe}"' if model.dtype == "fp8" else ""
+        raise ScenarioError(
+            f'float8_all_gather = true beside dtype = "{model.dtype}"{recipe}: weights are gathered in 8 bits for '
+            'dtype = "fp8" with one scale a tensor (float8_recipe = "tensorwise"); leave it out, or change [model]'
+        )
+
+
 def held(scenario: Scenario, speed: Speed = AS_IS) -> ScenarioParts:
     """Machine, model and memory, on GPUs that are so much faster: a schedule may be found by the times of its kernels.
 
@@ -89,6 +104,8 @@ def held(scenario: Scenario, speed: Speed = AS_IS) -> ScenarioParts:
     scenario = informed(scenario)
     topology, mesh = placed(scenario)
     scenario = with_micro_batches(scenario, mesh)
+    with scenario.at("$.strategy.float8_all_gather"):
+        _reads_what_is_gathered(scenario)
     model = model_of(scenario)
     parallel = scenario.file.parallel
     if parallel is not None and splits(scenario):

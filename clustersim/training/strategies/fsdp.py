@@ -34,7 +34,15 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, fsdp_memory, sharded
-from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes, kept_bytes, plan, unit_bytes
+from clustersim.training.strategies.fsdp_config import (
+    FSDPConfig,
+    FSDPPlan,
+    element_bytes,
+    gathered_words,
+    kept_bytes,
+    plan,
+    unit_bytes,
+)
 from clustersim.training.strategies.primitives import collective
 from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, sampled, walked
 
@@ -334,7 +342,7 @@ class FSDP(Shards):
         return (
             f"fsdp{config.version}: {shape}, {name}, prefetch {config.prefetch}",
             f"fsdp{config.version}: {len(plan.units)} units, the largest {largest.name} ({size} gathered); "
-            f"gathered in {config.param_dtype}, reduced in {config.wire_dtype}, kept in {config.orig_dtype}",
+            f"gathered in {gathered_words(config)}, reduced in {config.wire_dtype}, kept in {config.orig_dtype}",
         )
 
 

@@ -251,6 +251,15 @@ def gathered_bytes(config: FSDPConfig, *, block: bool) -> int:
     return 1 if config.float8_all_gather and block else DTYPE_BYTES[config.param_dtype]
 
 
+def gathered_words(config: FSDPConfig) -> str:
+    """In which types parameters are gathered.
+
+    >>> gathered_words(FSDPConfig(param_dtype="bf16", float8_all_gather=True))
+    'fp8 (all but the root, in bf16)'
+    """
+    return f"fp8 (all but the root, in {config.param_dtype})" if config.float8_all_gather else str(config.param_dtype)
+
+
 def unit_bytes(config: FSDPConfig, unit: sharded.ShardUnit, degree: int) -> float:
     """Bytes of a unit as it is gathered: what is trained as it is computed with, what is frozen as it is kept, if that
     is less."""
