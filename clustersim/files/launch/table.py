@@ -254,10 +254,11 @@ def _window(value: Any) -> int | None:
     (4096, 128, 0, None)
     """
     parts = value.strip("()").split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
-    numbers = [_number(part, "int") for part in parts]
-    if None in numbers or len(numbers) != BOTH_SIDES:
+    numbers: list[int | None] = [_number(part, "int") for part in parts]
+    before = numbers[0]
+    if before is None or None in numbers or len(numbers) != BOTH_SIDES:
         return None
-    return max(numbers[0] + 1, 0)
+    return max(before + 1, 0)
 
 
 def _number(value: Any, kind: Kind) -> Any:
