@@ -49,7 +49,9 @@ MOST = 16
 NEAR = 0.4
 """A peak above this share of what the GPU has is drawn below that limit; a lower one would be squeezed by it."""
 _GREYS = dict(zip(BUBBLES, ("#E3E6EA", "#D3D8DD", "#C1C8CF", "#9AA4AE", "#B0B8C0", "#EEF0F2"), strict=True))
-_HATCH = dict(zip(BUBBLES, ("", "", "....", "xxxx", "||||", ""), strict=True))
+_HATCH = dict(zip(BUBBLES, ("", "\\\\\\", "....", "xxxx", "||||", "----"), strict=True))
+"""A shade alone tells no part of a bubble from the next one: each has a hatch of its own but the first, which is plain.
+"""
 
 
 def stage_bars(rows: Sequence[StageSeconds], title: str | None = None, *, ax: Axes | None = None) -> Figure:
@@ -110,13 +112,18 @@ def _write_shares(axes: Axes, y: Ints, x: Floats, shares: Floats, *, boxed: bool
             )
 
 
+def bubble_style(part: str) -> AreaStyle:
+    """How a part of a bubble looks, of :data:`~clustersim.explain.where.BUBBLES`."""
+    return AreaStyle(_GREYS[part], _HATCH[part], width=0.4)
+
+
 def _parts(rows: Sequence[StageSeconds]) -> list[tuple[tuple[str, str], AreaStyle]]:
     """What is worth drawing of any bar, in the order of the bar, and how it looks."""
     styled = [
         (("compute", ""), AreaStyle(palette["forward"], width=1.0)),
         *((("exposed", d), AreaStyle(dimensions[d], width=1.0)) for d in DIMENSIONS),
         *((("waiting", d), AreaStyle("white", "//////", dimensions[d])) for d in DIMENSIONS),
-        *((("bubble", b), AreaStyle(_GREYS[b], _HATCH[b], width=0.4)) for b in BUBBLES),
+        *((("bubble", b), bubble_style(b)) for b in BUBBLES),
         (("other", ""), AreaStyle(palette["other"], width=1.0)),
         (("unseen", ""), NOT_RECORDED_AREA),
     ]
