@@ -31,6 +31,7 @@ TEXTS = {"scenario": SCENARIO, "plan": PLAN, "topology": TOPOLOGY, "sweep": SWEE
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
+        (("check", "{}"), "scenario"),
         (("check", "{}"), "plan"),
         (("run", "{}"), "plan"),
         (("run", "{}"), "topology"),
@@ -40,7 +41,7 @@ TEXTS = {"scenario": SCENARIO, "plan": PLAN, "topology": TOPOLOGY, "sweep": SWEE
     ],
 )
 def test_a_file_of_another_kind_is_named_with_the_command_that_reads_it(clustersim, tmp_path, command, kind):
-    """`check` of a plan said "did you mean 'node'?"."""
+    """`check` of a scenario said "unknown field 'cluster'", and of a plan "did you mean 'node'?"."""
     path = tmp_path / "file.toml"
     path.write_text(TEXTS[kind])
     words = [str(path) if word == "{}" else str(tmp_path / word) if word == "out" else word for word in command]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
-from clustersim.core.errors import ScenarioError
-from clustersim.core.texts import Table, is_file, text_of, toml
+from clustersim.core.texts import Table
 
 
 @dataclass(frozen=True)
@@ -28,12 +26,10 @@ class FileKind:
         return self.keys <= set(table) and (not self.any_of or bool(self.any_of & set(table)))
 
 
-SCENARIO = "scenario"
-"""What a scenario's file is called."""
 FILE_KINDS = (
     FileKind("plan", frozenset({"machines", "try"}), "clustersim plan"),
     FileKind("sweep", frozenset({"base", "axes"}), "clustersim sweep"),
-    FileKind(SCENARIO, frozenset({"cluster", "model"}), "clustersim run"),
+    FileKind("scenario", frozenset({"cluster", "model"}), "clustersim run"),
     FileKind(
         "topology",
         frozenset(),
@@ -42,17 +38,6 @@ FILE_KINDS = (
     ),
 )
 """Kinds by what they are known by; a GPU's file is :mod:`clustersim.core.gpu_file`'s."""
-
-
-def is_scenario(name: str) -> bool:
-    """Whether a file is a scenario's."""
-    file = Path(name)
-    if file.suffix != ".toml" or not is_file(file):
-        return False
-    kind = next(
-        (kind for kind in FILE_KINDS if kind.has(toml(text_of(file, ScenarioError), name, ScenarioError))), None
-    )
-    return kind is not None and kind.name == SCENARIO
 
 
 def taken_for(table: Table, fields: Collection[str]) -> str:

@@ -9,15 +9,12 @@ import click
 
 from clustersim.app.cli.common import json_option, print_json, working
 from clustersim.cluster.files.leaves import spread_words
-from clustersim.core.file_kinds import is_scenario
-from clustersim.core.paths import shipped
 from clustersim.core.texts import Plain
 from clustersim.core.units import format_bandwidth, format_bytes
 
 if TYPE_CHECKING:
     from clustersim.cluster.files.check import TopologyReport
     from clustersim.core.device import Device
-    from clustersim.core.topology import Topology
 
 
 @click.command(short_help="Say what a topology file describes, and what looks wrong.")
@@ -28,67 +25,32 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
     """Say what a topology describes (GPUs, NICs, links, bisection bandwidth) and what looks wrong in it.
 
     FILE is a .toml file or the name of a shipped one; `clustersim plot topology FILE PICTURE` draws it. A file with a
-    GPU (`clustersim new device`) is checked as well: what of it is assumed, and how far that may put steps off. Of a
-    scenario, the machine is checked as it is changed there, and whether what is trained fits in memory.
+    GPU (`clustersim new device`) is checked as well: what of it is assumed, and how far that may put steps off.
     """
-    from clustersim.cluster import files as fabrics
-    from clustersim.core import gpu_file
-
-    if _is_scenario(file):
-        _of_scenario(file, nodes, as_json)
-        return
-    if gpu_file.is_gpu(file):
-        gpu = gpu_file.load(file)
-        print_json(_doubts(gpu)) if as_json else click.echo("\n".join(_of_gpu(gpu)))
-        return
-    with working(f"checking {file}"):
-        topology = fabrics.load(file, nodes=nodes)
-        report, lines = _checked(topology, file)
-    if as_json:
-        print_json(report)
-    else:
-        click.echo("\n".join(lines))
-
-
-def _is_scenario(name: str) -> bool:
-    """Whether a scenario is named: a file, or a shipped one whose name no topology has."""
-    return is_scenario(name) or (name in shipped("scenarios") and name not in shipped("topologies"))
-
-
-def _of_scenario(name: str, nodes: int | None, as_json: bool) -> None:
-    """The machine of a scenario, and whether what is trained there fits in memory, which is told first."""
-    from clustersim import scenario as scenarios
-    from clustersim.scenario.run.held import held
-
-    with working(f"checking {name}"):
-        parts = held(scenarios.load(name, {} if nodes is None else {"cluster.nodes": nodes}))
-        report, lines = _checked(parts.topology, parts.scenario.file.cluster.topology)
-    verdict = parts.verdict
-    if as_json:
-        print_json(report | {"memory": {"verdict": verdict.state, "runs_out": verdict.runs_out, "text": str(verdict)}})
-        return
-    color = None if verdict.ok else "yellow" if verdict.possible else "red"
-    click.secho(f"memory: {verdict}", fg=color, bold=not verdict.possible)
-    click.echo("\n".join(lines))
-
-
-def _checked(topology: Topology, name: str) -> tuple[dict[str, Plain], list[str]]:
-    """The report of a machine, for JSON and in lines; ``name`` : of its file, in sentences."""
     import dataclasses
 
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import fitted as fitting
     from clustersim.collectives.base import Group
     from clustersim.collectives.nccl.uneven import of_group
+    from clustersim.core import gpu_file
 
-    report = fabrics.check(topology)
-    uneven = [*of_group(Group(topology, topology.gpus))] if len(topology.gpus) and not report.n_unreachable else []
-    report = dataclasses.replace(report, warnings=(*report.warnings, *uneven))
-    own = {kind.device: kind.own_gpu for kind in topology.node_types if kind.own_gpu is not None}
-    numbers = list(fitting.informed(topology.measured, name).words()) if topology.measured else []
-    gpus = [line for gpu in own.values() for line in _of_gpu(gpu)]
-    facts = dataclasses.asdict(report) | ({"gpus": [_doubts(gpu) for gpu in own.values()]} if own else {})
-    return facts, [*_lines(report), *gpus, *numbers]
+    if gpu_file.is_gpu(file):
+        gpu = gpu_file.load(file)
+        print_json(_doubts(gpu)) if as_json else click.echo("\n".join(_of_gpu(gpu)))
+        return
+    with working(f"checking {file}"):
+        topology = fabrics.load(file, nodes=nodes)
+        report = fabrics.check(topology)
+        own = {kind.device: kind.own_gpu for kind in topology.node_types if kind.own_gpu is not None}
+        numbers = list(fitting.informed(topology.measured, file).words()) if topology.measured else []
+        uneven = [*of_group(Group(topology, topology.gpus))] if len(topology.gpus) and not report.n_unreachable else []
+        report = dataclasses.replace(report, warnings=(*report.warnings, *uneven))
+    if as_json:
+        print_json(dataclasses.asdict(report) | ({"gpus": [_doubts(gpu) for gpu in own.values()]} if own else {}))
+    else:
+        gpus = [line for gpu in own.values() for line in _of_gpu(gpu)]
+        click.echo("\n".join([*_lines(report), *gpus, *numbers]))
 
 
 def _of_gpu(gpu: Device) -> Iterator[str]:
