@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from clustersim.app.report.study import study_html
 from clustersim.core.errors import ClusterSimError
 from clustersim.studies.campaign import PARTS, CampaignOptions, answer, folder_for, play
 from clustersim.studies.campaign.batches import BATCH, played
-from clustersim.studies.campaign.causes import sets
+from clustersim.studies.campaign.causes import causes_of, sets
 from clustersim.studies.campaign.job import campaign
 from clustersim.studies.campaign.of_scenario import job_of, table_of
 from clustersim.studies.sweep.crews import crew
@@ -339,5 +340,24 @@ def test_every_shipped_set_of_failures_has_its_source(name):
 
 
 def test_llama_3s_causes_are_its_419_interruptions():
-    seconds = 54 * 86400 * 2048
-    assert sum(one.rate for one in sets()["llama3"].failures) * seconds == pytest.approx(419)
+    table = SimpleNamespace(failures="llama3", factor=1.0, nodes=SimpleNamespace(repair=None))
+    causes = causes_of(table, SimpleNamespace(nodes=2048, gpus=16384))
+    assert sum(cause.expected(54 * 86400.0) for cause in causes) == pytest.approx(419)
+
+
+def test_512_gpus_fail_as_often_in_trays_of_4_as_in_nodes_of_8():
+    """A count of 8-GPU nodes is one of their GPUs: twice as many machines of half the size fail about as often."""
+    for name in ("llama3", "rsc1", "rsc2", "megascale", "byterobust", "bloom"):
+        table = SimpleNamespace(failures=name, factor=1.0, nodes=SimpleNamespace(repair=None))
+        rates = [
+            sum(cause.expected(86400.0) for cause in causes_of(table, SimpleNamespace(nodes=512 // n, gpus=512)))
+            for n in (8, 4)
+        ]
+        assert rates[1] <= 1.12 * rates[0], name  # what a node has once: host maintenance and other parts
+        assert rates[1] >= rates[0], name
+
+
+def test_a_gpu_without_a_price_says_that_its_cost_is_not_known(clustersim, tmp_path):
+    machine = ("--set", "cluster.topology=pcie-l40s", "--set", "cluster.device=L40S")
+    done = clustersim("campaign", file(tmp_path), *machine)
+    assert "give campaign.price.usd_per_gpu_hour" in done.stdout, done.stderr

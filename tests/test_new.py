@@ -12,9 +12,9 @@ import pytest
 
 from clustersim import scenario
 from clustersim.app.cli import drafts, recipes, room
-from clustersim.app.cli.drafts import shape_of_model
+from clustersim.app.cli.drafts import place_of, shape_of_model
 from clustersim.app.cli.machines import machine_of
-from clustersim.app.cli.recipes import RecipePlace, batch_of
+from clustersim.app.cli.recipes import RecipePlace, batch_of, recipe_text, settings
 from clustersim.cluster import files as fabrics
 from clustersim.model.named_models import file as model_file
 from clustersim.scenario.run.held import held
@@ -192,6 +192,16 @@ def test_a_mixture_begins_with_more_tokens_than_a_dense_model():
     mixture = shape_of_model("mixtral-8x7b", Path("s.toml"))
     sizes = [RecipePlace(shape, "bf16", 8, 8).micro_batches for shape in (dense, mixture)]
     assert [size[0] * shape.seq_len for size, shape in zip(sizes, (dense, mixture), strict=True)] == [8192, 32768]
+
+
+def test_experts_go_over_an_nvlink_domain_where_trays_share_one():
+    machine = machine_of(None, "gb200-nvl72")
+    mixture = shape_of_model("mixtral-8x22b", Path("s.toml"))
+    place = place_of(machine, 128, mixture)
+    assert place.per_domain == 64  # 128 trays evenly over 8 racks
+    text = recipe_text("torchtitan", place, next(iter(settings("torchtitan", place))))
+    assert "ep = 8 " in text
+    assert "inside an NVLink domain" in text
 
 
 def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):

@@ -139,8 +139,11 @@ def place_of(machine: MachineChoice, nodes: int, shape: ModelShape | None) -> Re
     """A machine of so many nodes, for a model of this shape."""
     from clustersim.cluster import files as fabrics
 
-    per_node = max(1, sum(kind == "gpu" for kind in fabrics.load(machine.topology).vertex_kinds))
-    return RecipePlace(shape, machine.dtype, nodes, per_node)
+    topology = fabrics.load(machine.topology)
+    per_node = max(1, sum(kind == "gpu" for kind in topology.vertex_kinds))
+    shared = any(name.startswith("domain") for name in topology.vertex_names)
+    per_domain = fabrics.mesh(fabrics.load(machine.topology, nodes)).nproc_per_domain if shared else 0
+    return RecipePlace(shape, machine.dtype, nodes, per_node, per_domain)
 
 
 def shape_of_model(name: str, file: Path) -> ModelShape:

@@ -72,13 +72,20 @@ class RecipePlace:
     """Where and of what a recipe is written.
 
     shape : the model's sizes; None for one that reads no tokens. experts : a mixture's number of them, 0 for none.
-    dtype : 16-bit type of the GPUs. nodes, per_node : the machine.
+    dtype : 16-bit type of the GPUs. nodes, per_node : the machine. per_domain : GPUs that share NVSwitches; 0 where
+        those of a node do.
     """
 
     shape: ModelShape | None
     dtype: str
     nodes: int
     per_node: int
+    per_domain: int = 0
+
+    @property
+    def side_by_side(self) -> int:
+        """GPUs that reach each other without the network: of a node, or of an NVLink domain of several."""
+        return max(self.per_node, self.per_domain)
 
     @property
     def micro_batches(self) -> list[int]:
@@ -286,7 +293,8 @@ def _expert_degrees(places: Sequence[RecipePlace]) -> list[int]:
 def _experts(place: RecipePlace, tp: int) -> str:
     if place.shape is None or not place.shape.experts:
         return ""
-    world = place.nodes * place.per_node
-    degree = max(n for n in powers_of_two(min(place.per_node, world)) if place.shape.experts % n == 0)
-    line = f"ep = {degree}                       # experts of a layer shared out inside a node, tokens sent to them\n"
+    near = min(place.side_by_side, place.nodes * place.per_node)
+    degree = max(n for n in powers_of_two(near) if place.shape.experts % n == 0 and near % n == 0)
+    inside = "a node" if degree <= place.per_node else "an NVLink domain"
+    line = f"ep = {degree}                       # experts of a layer shared out inside {inside}, tokens sent to them\n"
     return line + (WHOLE_EXPERTS + "\n" if tp > 1 else "")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ASSUMED = "assumed: "
 """Before the source of a figure that has none."""
+NO_PRICE = "not known: no price of this GPU is shipped; give campaign.price.usd_per_gpu_hour"
+"""What stands for the cost of a training on GPUs whose price nobody says."""
 LABELS = {"job": "job", "inputs": "from [campaign]", "sources": "from", "assumed": "assumed"}
 """Of sections with items, before each of them in a terminal."""
 
@@ -91,6 +93,8 @@ def figures(answer: CampaignAnswer) -> list[tuple[str, str]]:
     if isinstance(cost, CampaignCost) and cost.usd and cost.ideal_usd:
         more = cost.usd.p50 / cost.ideal_usd - 1
         entries.append(("cost", f"{_money(cost.usd.p50)} ({more:+.1%} for failures and spares)"))
+    elif isinstance(cost, CampaignCost) and not cost.usd:
+        entries.append(("cost", NO_PRICE))
     if isinstance(cost, CampaignCost):
         power = cost.usd_of_power
         entries.append(("energy", f"{cost.kwh.p50 / 1e3:,.0f} MWh" + (f", {_money(power.p50)}" if power else "")))
