@@ -7,6 +7,7 @@ import pytest
 from clustersim.core.errors import ModelError
 from clustersim.core.model import Model
 from clustersim.model import CONVNETS, convnet
+from clustersim.model.names import described
 
 # torchvision's documentation of each weight: num_params, GFLOPS (multiply-adds).
 TORCHVISION = {
@@ -123,3 +124,8 @@ def test_bad_arguments_are_one_clear_error() -> None:
         convnet("resnet50", 0)
     with pytest.raises(ModelError, match="unknown implementation 'fusd'; did you mean 'fused'"):
         convnet("resnet50", implementation="fusd")
+
+
+def test_a_network_that_is_not_described_can_be_traced():
+    assert "trace-model" in described("convnext_base")
+    assert "config.json" not in described("convnext_base")

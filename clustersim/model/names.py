@@ -47,7 +47,8 @@ def described(name: str, model_type: bool = False) -> str:
     if not words:
         return ""
     by_file = not model_type and what(name, "read")
-    return f"{words}, which is not described" + (" by a name: give the path of its config.json" if by_file else "")
+    way = " by a name: give the path of its config.json" if by_file else "; `clustersim trace-model` reads modules"
+    return f"{words}, which is not described{way}"
 
 
 def same_family(name: str, names_known: Iterable[str]) -> str:
