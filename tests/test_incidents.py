@@ -11,6 +11,8 @@ from clustersim import scenario as scenarios
 from clustersim.core.errors import ScenarioError
 from clustersim.core.timeline import step_ends
 from clustersim.explain.explain import explain
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.stalls import causes, stalls
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.scenario.run.misplaced import leaf_of
 from clustersim.studies.what_if.otherwise import each_change
@@ -240,3 +242,16 @@ def test_a_slow_link_is_named_its_incident_matters_and_no_what_if_forgets_it():
     assert [line for line in did if line.startswith("without incident")]
     slow = step_time(timeline)
     assert rerun_step(prepared, "latency", 1.0) == pytest.approx(slow, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ddp_gpt2_xl_2x8_a100", "zero3_llama3_8b_2x8_a100"])
+def test_a_rank_whose_loader_is_slow_is_named_with_what_its_peers_wait(name):
+    """Peers wait beside their own kernels and pay behind backward: all of it was charged to jitter and to links."""
+    slow = [{"kind": "slow_data", "rank": 3, "pause": "200 ms"}]
+    base, late = (scenarios.load(name, changes).run() for changes in ({}, {"incident": slow}))
+    table = stalls(causes(late.timeline))
+    added = steady_window(late.timeline).step_time - steady_window(base.timeline).step_time
+    assert (table["cause"][0], table["subject"][0]) == ("host", "input")
+    assert added > 0.1
+    assert table["cost_s"][0] == pytest.approx(added, rel=0.25)
+    assert "on rank 3, where the median rank takes 1 ms; the others wait for it" in table["text"][0]

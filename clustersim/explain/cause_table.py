@@ -41,7 +41,7 @@ class CauseWords:
     headline: str
     sentence: Sentence
     headline_on_cpu: str = ""
-    sentence_on_cpu: str = ""
+    sentence_on_cpu: Sentence = ""
     headline_of_several: str = ""
 
 
@@ -90,9 +90,9 @@ CAUSES = (
     CauseWords(
         "host",
         "GPUs wait for the host ({subject})",
-        "The GPU waits for the host: {op}, {worst} on rank {rank}.",
+        sentences.waits_for_host,
         "ranks wait for the host ({subject})",
-        "The rank waits for the host: {op}, {worst} on rank {rank}.",
+        sentences.waits_for_host,
     ),
     CauseWords(
         "calls",

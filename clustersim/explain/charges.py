@@ -164,7 +164,7 @@ class ChargeBook:
 
     def _behind_slow(self, all_lost: list[LostSeconds], chase: Chase) -> dict[tuple[int, int], tuple[float, Blame]]:
         """By op and rank class: seconds of exposed transfers that began late because of a slow rank, and its blame."""
-        if not self.slow.any():
+        if not (self.slow.any() or chase.late_hosts.any()):
             return {}
         waited: SecondsOf = {}
         exposed: SecondsOf = {}
@@ -174,10 +174,11 @@ class ChargeBook:
         blames: dict[int, Blame] = {}
 
         def holder(op: int, rank: int, begin: float, end: float) -> int:
-            """The rank that held up this stay, -1 where no slow rank did; its blame is kept."""
+            """The rank that held up this stay, -1 where no slow rank or host did; its blame is kept."""
             end_of_chase = chase.follow(op, rank, begin, end)
             blame = self._of_wait(op, end_of_chase)
-            if blame.cause not in {"slow rank", "uneven experts"}:
+            by_host = blame.cause == "host" and chase.late_hosts[end_of_chase.rank]
+            if blame.cause not in {"slow rank", "uneven experts"} and not by_host:
                 return -1
             blames.setdefault(end_of_chase.rank, replace(blame, holder=end_of_chase.rank, holder_op=end_of_chase.op))
             return end_of_chase.rank
@@ -262,6 +263,8 @@ class ChargeBook:
                 return self._of_slow(chased.rank)
             if self._uneven(chased.op, chased.rank):
                 return Blame("uneven experts", "experts")
+        if chased.why == PieceRule.HOST_WORK and self._is_of_host(chased.op):
+            return Blame("host", sort_of(self.timeline.ops[chased.op].name))
         if by_structure(self.timeline, self.timeline.ops[op]):
             return Blame("schedule", "stages")
         if chased.why == PieceRule.TRANSFER and chased.op in self.facts:
@@ -271,6 +274,12 @@ class ChargeBook:
         if chased.why == PieceRule.NOTHING and self.timeline.source != "simulated":
             return Blame("late launch", "peers")
         return Blame("jitter", "ranks")
+
+    def _is_of_host(self, op: int) -> bool:
+        """Whether an op is its host's own work, and neither a copy nor a call of the framework."""
+        return (
+            op >= 0 and self.timeline.ops[op].phase != "memcpy" and not self.timeline.ops[op].name.startswith(HOST_CALL)
+        )
 
     def _of_slow(self, rank: int) -> Blame:
         """A slow rank itself, or where it is slow in its experts alone, the routing of tokens to them."""

@@ -11,7 +11,7 @@ from clustersim.core.arrays import Bools, Ints
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import columns_of
 from clustersim.explain.pace import roles
-from clustersim.explain.pieces import PieceRule, Pieces, TimePartition
+from clustersim.explain.pieces import PieceRule, Pieces, PieceState, TimePartition
 
 MAX_HOPS = 12
 """A wait for a rank that waits for a rank ...: further than this nobody follows."""
@@ -19,6 +19,8 @@ MOST_WAITS = 512
 """Waits of a late rank that are looked at, the longest first, to see whom it waited for."""
 MOST_LOOKED_UP = 20_000
 """And of all late ranks together: a second or two. Later ones are charged as if nothing had held them."""
+NOTABLE = 0.01
+"""Share of the window: a host that keeps its GPU waiting so much longer than its peers' do makes its rank late."""
 LONG = 0.02
 """Share of the window: to look further than this at a rank that nobody chose, all of the window is cut up for it."""
 MOST_OTHERS = 128
@@ -104,6 +106,7 @@ class Chase(RankMeetings):
         """``slow`` : (world_size,) which ranks are; whoever is not is followed back to what held it earlier."""
         super().__init__(timeline)
         self.slow = slow
+        self.late_hosts = late_hosts(timeline, cut)
         self._others: dict[int, Pieces] = {}
         self._known_awaited: dict[tuple[int, int, float], int] = {}
         self.cut, self._partition = cut, TimePartition(timeline)
@@ -158,6 +161,8 @@ class Chase(RankMeetings):
             if late < 0 or late == rank:
                 return ChaseEnd(rank, op, PieceRule.PEER, first)
             why, doing = self.activity(late, begin, end)
+            if why != PieceRule.PEER and (host_op := self._held_by_host(op, rank, late, begin, end)) >= 0:
+                return ChaseEnd(late, host_op, PieceRule.HOST_WORK, first)
             if why != PieceRule.PEER and (earlier := self._held_before(op, rank, late, begin, end)):
                 op, begin, end = earlier
                 rank = late
@@ -167,6 +172,26 @@ class Chase(RankMeetings):
             op = doing
             rank = late
         return ChaseEnd(rank, op, PieceRule.PEER, first)
+
+    def _held_by_host(self, op: int, rank: int, late: int, begin: float, end: float) -> int:
+        """The op of its host for which a late rank's GPU waited longest since the step of ``op`` began, if it is late
+        because of it: a ``rank`` of its role, which waits for it, waited less for its own. -1 where it is not."""
+        role = roles(self.timeline)
+        if not self.late_hosts[late] or self.slow[late] or role[late] != role[rank]:
+            return -1
+        since = max(self.cut.begin, self._step_begins[self.timeline.ops[op].step])
+        host_op, seconds = self._for_host(late, since, end)
+        return host_op if seconds - self._for_host(rank, since, end)[1] > 0.5 * (end - begin) else -1
+
+    def _for_host(self, rank: int, begin: float, end: float) -> tuple[int, float]:
+        """Between two moments [s]: the op of its host for which a rank's GPU waited longest (-1: none), and the seconds
+        that it waited for any."""
+        cut, part = self._doing(rank, begin, end)
+        spent = np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
+        seconds = np.where(cut.state[part] == PieceState.HOST, np.maximum(spent, 0.0), 0.0)
+        if not seconds.any():
+            return -1, 0.0
+        return int(cut.op[part][np.argmax(seconds)]), float(seconds.sum())
 
     def _held_before(self, op: int, rank: int, late: int, begin: float, end: float) -> tuple[int, float, float] | None:
         """(op, begin, end [s]) of the longest wait of a late rank for whom it waited for most since the step of ``op``
@@ -219,3 +244,19 @@ class Chase(RankMeetings):
         for i, op in enumerate(self.timeline.ops):
             begins[op.step] = min(begins.get(op.step, np.inf), float(ready[i]))
         return begins
+
+
+def late_hosts(timeline: Timeline, cut: Pieces) -> Bools:
+    """(world_size,) bool: ranks whose GPU waits for its host longer than the median of its role does, by more than
+    :data:`NOTABLE` of the window."""
+    waits = cut.state == PieceState.HOST
+    by_class = np.bincount(cut.owner[waits], weights=cut.seconds[waits], minlength=len(cut.ranks))
+    role = roles(timeline)
+    late = np.zeros(timeline.world_size, dtype=np.bool_)
+    if by_class.max(initial=0.0) <= NOTABLE * (cut.end - cut.begin):
+        return late
+    seconds = by_class[cut.class_of]
+    for r in np.unique(role).tolist():
+        members = role == r
+        late[members] = seconds[members] - np.median(seconds[members]) > NOTABLE * (cut.end - cut.begin)
+    return late

@@ -221,6 +221,26 @@ def uneven_experts(causes: Causes, charge: Charge) -> str:
     )
 
 
+def waits_for_host(causes: Causes, charge: Charge) -> str:
+    """A GPU that waits for its host, and where only some hosts take so long, ranks that wait for theirs."""
+    held = charge.holder_op >= 0
+    op, rank = (charge.holder_op, charge.holder_rank) if held else (charge.op, charge.rank)
+    spans = columns_of(causes.timeline).of(op)
+    took = spans.end - spans.start
+    own = took[spans.ranks == rank]
+    worst = float(own.max()) if held and len(own) else charge.worst
+    text = f"The {'rank' if causes.on_cpu else 'GPU'} waits for the host: {op_quoted(causes, op)}, "
+    text += f"{format_time(worst)} on rank {rank}"
+    usual = float(np.median(took)) if len(took) else worst
+    if len(charge.ranks) > 1 and worst > UNUSUAL * usual:
+        text += f", where the median rank takes {format_time(usual)}; the others wait for it"
+    return f"{text}."
+
+
+UNUSUAL = 2.0
+"""A host that takes so many times the median one's time is late by itself."""
+
+
 def jitter(causes: Causes, charge: Charge) -> str:
     """Ranks with paces of their own, or that differ from step to step."""
     spread = float(np.ptp(causes.pace))
