@@ -213,7 +213,7 @@ def test_unknown_knobs_are_named():
 def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
     run = result("why_slow_gpu")
     found = explain(run.timeline, RunFacts.of(run.to_dict()), top=3)
-    came_to = "resnet50 on 8 V100-SXM2-16GB (ddp): 242.5 ms a step, 2,111.4 samples per second at 40.8% of peak"
+    came_to = "resnet50 on 8 V100-SXM2-16GB (ddp): 242.5 ms a step, 2,111.1 samples per second at 40.8% of peak"
     assert found.verdict == f"{came_to}; 17.6% of the step is lost because rank 3 is slow, and everybody waits for it."
     assert 1 < len(found.causes) <= 3
     assert "1.25 times the median" in found.causes[0]
