@@ -42,7 +42,7 @@ SIZES = (2.0**16, 2.0**25, 2.0**26)
 FEW_OPERATORS = 4
 """Operators that a transport must have to be told apart from the others."""
 DOUBT = 1.0
-"""Operators that a trait's factor has against it."""
+"""Operators that a trait's factor has against it where it narrows."""
 ROUNDS = 5
 
 
@@ -93,8 +93,9 @@ class CollectiveRanges:
 def collectives(rows: Sequence[PredictedRow], well_known: Collection[str]) -> CollectiveRanges:
     """Ranges by size class and trait, every operator's machine weighing the same.
 
-    A width is that of its size times what its traits widen it by. What few operators show says little, so a trait's
-    factor is drawn to 1 by :data:`DOUBT` operators that would show nothing. ``well_known`` : transports apart.
+    A width is that of its size times what its traits widen it by. What few operators show says little, so a
+    trait's factor that narrows is drawn to 1 by :data:`DOUBT` operators that would show nothing; one that widens is
+    not, since a range must not be narrower than what was seen. ``well_known`` : transports apart.
     """
     of_rows = [traits_of(row, well_known) for row in rows]
     far = [(operator(row), abs(1.0 / (1.0 + row.rel_error) - 1.0)) for row in rows]
@@ -152,8 +153,9 @@ def _widened(
         for name, chosen in of_name.items():
             others = [width[sizes[i]] * _product([t for t in of_rows[i] if t != name], by) for i in chosen]
             groups = _scaled(far, chosen, others)
+            factor = float(quantile(groups.values(), share))
             sure = len(groups) / (len(groups) + DOUBT)
-            by[name] = float(quantile(groups.values(), share) ** sure)
+            by[name] = factor if factor > 1.0 else factor**sure
         by[MANY] = max(by.get(MANY, 1.0), 1.0)
     return by
 

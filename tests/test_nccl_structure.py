@@ -156,20 +156,20 @@ def test_a_tree_over_b200_nodes_has_the_channels_that_nccl_measured(nodes, earli
     assert earlier / (1 - 0.44) * 0.95 < took < earlier / (1 - 0.48) * 1.05
 
 
-def test_a_reduce_over_pcie_starts_as_soon_as_elsewhere():
-    """Eight RTX 4090 of one process: 15 us from 64 B to 4 KiB."""
-    on = group("pcie-rtx4090", launch="threads")
-    assert seconds("reduce", 512.0, on) == pytest.approx(15e-6, rel=0.1)
+OVER_PCIE = [
+    ("pcie-rtx4090", {"all_reduce": 59e-6, "all_gather": 39e-6, "reduce": 14e-6}),
+    ("pcie-a100", {"all_reduce": 112e-6, "all_gather": 88e-6, "reduce": 28e-6}),
+]
+"""512 B by Simple rings of one process with eight threads, one harness on both."""
 
 
-def test_rings_over_the_pcie_of_eight_a100_take_twice_as_long_and_one_of_their_numbers_tells():
-    """Every ring is slow, so it is the machine's hops and no constant of a reduce; its kind cannot know.
-
-    The same harness at 512 B: an all_reduce 112 us, an all_gather 88 and a reduce 28; on RTX 4090 59, 39 and 14.
-    """
-    on = group("pcie-a100", launch="threads")
-    all_reduce, reduce = (choice(Request(kind, 512.0), on) for kind in ("all_reduce", "reduce"))
-    as_kind = chosen_seconds(reduce, costs_of(on))
-    assert as_kind < 28e-6 < as_kind * (1.0 + of_collective(on.topology, 512.0, 1, "reduce").p90)
-    told = few_numbers([all_reduce], [112e-6], costs_of(on)).costs
-    assert chosen_seconds(reduce, told) == pytest.approx(28e-6, rel=0.2)
+@pytest.mark.parametrize(("machine", "measured"), OVER_PCIE)
+def test_a_reduce_of_simple_over_pcie_is_within_its_range_and_one_number_of_the_machine_tells(machine, measured):
+    """Eight RTX 4090 take half of what eight A100 do: it is the machine's hops, which its kind cannot know."""
+    on = group(machine, launch="threads")
+    made = {kind: choice(Request(kind, 512.0, algorithm="ring", protocol="Simple"), on) for kind in measured}
+    told = few_numbers([made["all_reduce"]], [measured["all_reduce"]], costs_of(on)).costs
+    most = of_collective(on.topology, 512.0, 1, "reduce").p90
+    assert measured["reduce"] == pytest.approx(chosen_seconds(made["reduce"], costs_of(on)), rel=most)
+    for kind, seconds in measured.items():
+        assert chosen_seconds(made[kind], told) == pytest.approx(seconds, rel=0.42)

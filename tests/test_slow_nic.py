@@ -124,7 +124,7 @@ WAYS = {
     "pcie-a100": PCIE_WAYS,
     "hgx-h100": [*NVLINK_WAYS, ("nvls_tree", "Simple")],
 }
-LEFT = {"pcie-a100": 0.02}
+LEFT = {"pcie-a100": 0.025}
 """By how much faster, all the same: three heads in turn send by LL what one GPU's slot was full with."""
 
 
