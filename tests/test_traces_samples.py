@@ -226,7 +226,7 @@ def test_fsdp_of_llama_70b_on_eight_mi300x(shared):
     assert (gather.nbytes, gather.seconds) == pytest.approx((1632.03 * 2**20, 6.04e-3), rel=1e-3)
     assert (scatter.nbytes, scatter.seconds) == pytest.approx((3264.06 * 2**20, 11.66e-3), rel=1e-3)
     assert gather.skew == pytest.approx(11.78e-3, rel=1e-3)
-    with pytest.raises(TraceError, match="nccl_summary_long.*which is not read.*give"):
+    with pytest.raises(TraceError, match=r"nccl_summary_long.*which is not read.*give"):
         traces.read(folder / "nccl_summary_long.csv")  # durations of single ranks, waiting included
 
 
