@@ -51,9 +51,15 @@ def nearest(word: str, known_names: Iterable[str]) -> str:
     'known: ring, tree'
     """
     names = sorted(known_names)
-    lowered = {name.lower(): name for name in reversed(names)}
+    meant = nearest_name(word, names)
+    return f"did you mean '{meant}'?" if meant is not None else "known: " + ", ".join(names)
+
+
+def nearest_name(word: str, known_names: Iterable[str]) -> str | None:
+    """The known name that a misspelt one most likely is; None where none is like it."""
+    lowered = {name.lower(): name for name in sorted(known_names, reverse=True)}
     close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.6)
-    return f"did you mean '{lowered[close[0]]}'?" if close else "known: " + ", ".join(names)
+    return lowered[close[0]] if close else None
 
 
 def nearest_number(works: Callable[[int], bool], value: int, most: int) -> str:

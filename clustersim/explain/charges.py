@@ -195,10 +195,10 @@ class ChargeBook:
         info = self.timeline.ops[op]
         if why != PieceRule.HOST_WORK and state == PieceState.LAUNCH:
             return Blame("launch", "kernels")
-        if why == PieceRule.HOST_WORK and info.name.startswith(HOST_CALL):
-            return Blame("calls", "layers")
-        copies = why == PieceRule.HOST_WORK and info.phase == "memcpy"
-        return Blame("host copies" if copies else "host", sort_of(info.name))
+        if why != PieceRule.HOST_WORK or self._is_of_host(op):
+            return Blame("host", sort_of(info.name))
+        called = info.name.startswith(HOST_CALL)
+        return Blame("calls", "layers") if called else Blame("host copies", sort_of(info.name))
 
     def _of_nothing(self) -> Blame:
         """Of ranks without anything left to do: whoever ends last holds them."""
@@ -277,9 +277,8 @@ class ChargeBook:
 
     def _is_of_host(self, op: int) -> bool:
         """Whether an op is its host's own work, and neither a copy nor a call of the framework."""
-        return (
-            op >= 0 and self.timeline.ops[op].phase != "memcpy" and not self.timeline.ops[op].name.startswith(HOST_CALL)
-        )
+        info = self.timeline.ops[op]
+        return op >= 0 and info.phase != "memcpy" and not info.name.startswith(HOST_CALL)
 
     def _of_slow(self, rank: int) -> Blame:
         """A slow rank itself, or where it is slow in its experts alone, the routing of tokens to them."""

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from clustersim.core.arrays import Bools, Ints
+from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import columns_of
 from clustersim.explain.pace import roles
@@ -114,10 +114,9 @@ class Chase(RankMeetings):
 
     def activity(self, rank: int, begin: float, end: float) -> tuple[int, int]:
         """(rule, op) that took most of a rank's time between two moments [s]."""
-        cut, part = self._doing(rank, begin, end)
+        cut, part, seconds = self._spent(rank, begin, end)
         if part.stop <= part.start:
             return PieceRule.NOTHING, -1
-        seconds = np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
         why = cut.why[part]
         kernels = np.where(why == PieceRule.SIDE_KERNEL, PieceRule.KERNEL, why)
         spent = np.bincount(kernels, weights=np.maximum(seconds, 0.0), minlength=PieceRule.NOTHING + 1)
@@ -143,6 +142,11 @@ class Chase(RankMeetings):
             high = len(cut.owner)
         first = low + int(np.searchsorted(cut.stop[low:high], begin, side="right"))
         return cut, slice(first, low + int(np.searchsorted(cut.start[low:high], end, side="left")))
+
+    def _spent(self, rank: int, begin: float, end: float) -> tuple[Pieces, slice, Floats]:
+        """Pieces that hold a rank's time between two moments [s], which of them do, and how much of it each [s]."""
+        cut, part = self._doing(rank, begin, end)
+        return cut, part, np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
 
     def _whole(self, rank: int) -> Pieces:
         """The partition of the whole window for a rank that nobody chose, kept while few are."""
@@ -186,8 +190,7 @@ class Chase(RankMeetings):
     def _for_host(self, rank: int, begin: float, end: float) -> tuple[int, float]:
         """Between two moments [s]: the op of its host for which a rank's GPU waited longest (-1: none), and the seconds
         that it waited for any."""
-        cut, part = self._doing(rank, begin, end)
-        spent = np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
+        cut, part, spent = self._spent(rank, begin, end)
         seconds = np.where(cut.state[part] == PieceState.HOST, np.maximum(spent, 0.0), 0.0)
         if not seconds.any():
             return -1, 0.0
@@ -232,8 +235,7 @@ class Chase(RankMeetings):
 
     def _seconds(self, rank: int, begin: float, end: float) -> float:
         """Seconds in which a rank runs kernels between two moments [s]."""
-        cut, part = self._doing(rank, begin, end)
-        spent = np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
+        cut, part, spent = self._spent(rank, begin, end)
         return float(spent[cut.why[part] == PieceRule.KERNEL].sum())
 
     @cached_property
@@ -251,12 +253,13 @@ def late_hosts(timeline: Timeline, cut: Pieces) -> Bools:
     :data:`NOTABLE` of the window."""
     waits = cut.state == PieceState.HOST
     by_class = np.bincount(cut.owner[waits], weights=cut.seconds[waits], minlength=len(cut.ranks))
-    role = roles(timeline)
     late = np.zeros(timeline.world_size, dtype=np.bool_)
-    if by_class.max(initial=0.0) <= NOTABLE * (cut.end - cut.begin):
+    notable = NOTABLE * (cut.end - cut.begin)
+    if by_class.max(initial=0.0) <= notable:
         return late
+    role = roles(timeline)
     seconds = by_class[cut.class_of]
     for r in np.unique(role).tolist():
         members = role == r
-        late[members] = seconds[members] - np.median(seconds[members]) > NOTABLE * (cut.end - cut.begin)
+        late[members] = seconds[members] - np.median(seconds[members]) > notable
     return late

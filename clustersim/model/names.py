@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from itertools import takewhile
 
-from clustersim.core.errors import nearest
+from clustersim.core.errors import nearest, nearest_name
 from clustersim.core.texts import data_table
 
 FAMILY = 0.75
@@ -65,9 +65,8 @@ def same_family(name: str, names_known: Iterable[str]) -> str:
     close = [near_name for near_name in every if _head(near_name) == head] or [
         near_name for near_name in every if _slip(head, _head(near_name))
     ]
-    meant = nearest(name, close) if close else ""
-    if meant.startswith("did you mean"):
-        return meant
+    if nearest_name(name, close) is not None:
+        return nearest(name, close)
     alike = sorted(every, key=lambda known: (known not in close, -_likeness(name, known), known))
     return "names most like it: " + ", ".join(alike[:SHOWN])
 

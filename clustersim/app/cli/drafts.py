@@ -141,7 +141,7 @@ def place_of(machine: MachineChoice, nodes: int, shape: ModelShape | None) -> Re
 
     topology = fabrics.load(machine.topology)
     per_node = max(1, sum(kind == "gpu" for kind in topology.vertex_kinds))
-    shared = any(name.startswith("domain") for name in topology.vertex_names)
+    shared = len(topology.gpus) and fabrics.mesh(topology).nproc_per_domain
     per_domain = fabrics.mesh(fabrics.load(machine.topology, nodes)).nproc_per_domain if shared else 0
     return RecipePlace(shape, machine.dtype, nodes, per_node, per_domain)
 

@@ -18,6 +18,7 @@ from clustersim.core.errors import few
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.core.units import format_time
+from clustersim.explain.pace import PAIR
 from clustersim.studies.diagnosis import courses
 from clustersim.studies.diagnosis.courses import AGAIN, ONCE, course_of
 from clustersim.studies.diagnosis.slow_groups import of_groups, slow_groups
@@ -185,7 +186,7 @@ def _slow_ranks(steps: ProfiledSteps, site: Site) -> dict[int, Floats]:
     machine = np.array([site.hosts.get(int(rank), "") for rank in steps.ranks])
     medians = [np.median(steps.busy[:, machine == name], axis=1) for name in np.unique(machine)]
     usual = np.min(medians, axis=0)
-    two = len(steps.ranks) == 2  # whose median is half of what they differ by, and no noise of steps
+    two = len(steps.ranks) == PAIR  # whose median is half of what they differ by, and no noise of steps
     ratio = np.log(steps.busy / (steps.busy.min(axis=1) if two else usual)[:, None])
     noise = 1.4826 * float(np.median(np.abs(ratio - np.median(ratio, axis=0 if two else None))))
     top = np.sort(ratio, axis=0)[-2:].mean(axis=0)
