@@ -133,7 +133,10 @@ def test_no_knob_saves_more_than_its_bound(name):
             "ep8_mixtral_8x7b_8x8_h100",
             {"cluster.nodes": 1, "parallel.global_batch_size": 16},
         ),  # and tokens on their way to experts
-        ("tp8_pp4_llama3_70b_32x8_h100", {"cluster.nodes": 4}),  # and what tensor parallelism sends
+        (
+            "tp8_pp4_llama3_70b_32x8_h100",
+            {"cluster.nodes": 4, "model.options": {"layers": 20}, "parallel.global_batch_size": 32},
+        ),  # and what tensor parallelism sends
     ],
 )
 def test_more_samples_save_about_what_a_run_with_them_saves(name, changes):
