@@ -38,6 +38,8 @@ HOST_CALL = "call "
 """What the names of ops begin with in which the host calls a layer's modules."""
 BOUNDS = ("compute", "memory", "launch", "communication", "host")
 """What limits an op's own speed."""
+GPU_BOUNDS = frozenset({"compute", "memory"})
+"""Of these, what a slower GPU stretches; launches and input are the host's."""
 
 COMPUTE_STREAM = "compute"
 COMM_STREAM = "comm"

@@ -34,6 +34,8 @@ _PARSED = 1000
 """How deep they may lie in a text that is looked at further: no parser is asked for more by anybody's file."""
 _BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|[\[{\]}]')
 """A text in quotes, or a bracket, of JSON."""
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""A terminal's colours and other marks (ECMA-48, control sequences)."""
 SHOWN = 60
 """Characters of a value in a message."""
 
@@ -63,6 +65,11 @@ def shown(value: object) -> str:
     except RecursionError:
         return "tables nested without end"
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def unstyled(text: str) -> str:
+    """A text without the colours and other marks of a terminal."""
+    return _STYLE.sub("", text) if "\x1b" in text else text
 
 
 def short(text: str) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -207,12 +208,11 @@ class Play:
         if len(firsts) == 1:
             first = firsts.item(0)
             self._over_one(self.standing[first], meetings.item(0) - first, now)
-        elif np.count_nonzero(firsts[1:] == firsts[:-1]):
-            for first in sorted(set(firsts.tolist())):
-                self._over(self.standing[first], meetings[firsts == first] - first, now)
-        else:  # a send each, mostly
-            for first, meeting in zip(firsts.tolist(), meetings.tolist(), strict=True):
-                self._over_one(self.standing[first], meeting - first, now)
+        else:
+            bounds = [0, *(np.flatnonzero(firsts[1:] != firsts[:-1]) + 1).tolist(), len(firsts)]
+            for begin, end in pairwise(bounds):
+                first = firsts.item(begin)
+                self._over(self.standing[first], meetings[begin:end] - first, now)
         self._work_off()
 
     def _over(self, standing: SitePlay, meetings: Ints, end: Column) -> None:

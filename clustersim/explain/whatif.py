@@ -32,6 +32,7 @@ from functools import cache, partial
 import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.program import GPU_BOUNDS
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.graph import GraphNode, RunGraph, graph, queues
@@ -43,7 +44,6 @@ from clustersim.explain.replay import replayed
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 _PAIRS = frozenset({"send", "recv"})
-_KERNELS = frozenset({"compute", "memory"})
 _SAID = ("latency", "nbytes", "ceiling", "lower_bound")
 """What a plan says of a transfer."""
 _ACTIVATIONS = frozenset({"TP", "CP", "EP", "PP"})
@@ -181,7 +181,7 @@ class _KnobReplay:
         if info.bound == "launch":
             least = self.factor * info.flops / self.peak if self.peak else 0.0
             return np.maximum(seconds, least)
-        if info.phase not in _OF_SAMPLES or info.bound not in _KERNELS:
+        if info.phase not in _OF_SAMPLES or info.bound not in GPU_BOUNDS:
             return seconds
         usual = 0.0 if info.mix is None else info.mix.seconds
         launching = info.mix.launch / usual if info.mix is not None and usual > 0 else 0.0

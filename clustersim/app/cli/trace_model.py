@@ -15,11 +15,11 @@ from clustersim.core.errors import ClusterSimError, ModelError, needs
 from clustersim.core.outputs import fresh, ours, writing
 from clustersim.core.texts import shown
 from clustersim.core.units import format_bytes
+from clustersim.model.traced.schema import TYPES
 
 if TYPE_CHECKING:
     from clustersim.model.traced import ModelFile
 
-TYPES = ("bf16", "autocast", "fp32")
 READ_OF_TORCH = {
     "torch._C": "_current_autograd_node",
     "torch.autograd": "_get_sequence_nr",
@@ -83,7 +83,6 @@ def _traced(
 ) -> ModelFile:
     """The file that a command asks for."""
     _check_torch()
-    from clustersim.model.traced import TYPES as ALL
     from clustersim.model.tracing import trace_model as traced
     from clustersim.model.tracing.inputs import read_input
     from clustersim.model.tracing.loading import Target, target_of
@@ -93,7 +92,7 @@ def _traced(
     target = Target(module, attribute, config, arguments, trust)
     specs = tuple(map(read_input, inputs))
     with working(f"tracing {words}"):
-        return traced(target, specs, tuple(kind for kind in ALL if kind in types), name=name, loss=loss)
+        return traced(target, specs, tuple(kind for kind in TYPES if kind in types), name=name, loss=loss)
 
 
 def _check_torch() -> None:
@@ -131,7 +130,7 @@ def _write(file: Path, model_file: ModelFile) -> None:
     """The file, if it reads back as a model in each of its types."""
     import msgspec
 
-    from clustersim.model.traced import FORMAT, TYPES, read_traced
+    from clustersim.model.traced import FORMAT, read_traced
 
     ours(file, FORMAT.encode())
     with writing(file), fresh(file) as path:
@@ -142,7 +141,7 @@ def _write(file: Path, model_file: ModelFile) -> None:
 
 
 def _say(file: Path, model_file: ModelFile) -> None:
-    from clustersim.model.traced import TYPES, read_traced
+    from clustersim.model.traced import read_traced
 
     lines: list[str] = []
     for place, types in enumerate(TYPES):

@@ -10,8 +10,8 @@ import numpy as np
 from clustersim.app.plots.drawing import Axes, Figure, draw_boxes, inches_wide, legend_below
 from clustersim.app.plots.intervals import joined, packed
 from clustersim.app.plots.style import AreaStyle, palette
-from clustersim.app.plots.tracks import Spans, on_stream, phase_of, phases_of, row_intervals, stream_rows, who
-from clustersim.core.arrays import Floats
+from clustersim.app.plots.tracks import on_stream, phase_of, phases_of, row_intervals, stream_rows, who
+from clustersim.core.arrays import Columns, Floats
 from clustersim.core.errors import ProgramError
 from clustersim.core.timeline import Timeline
 
@@ -128,7 +128,7 @@ class BarCanvas:
             self.axes.text(middle, y, word, ha="center", va="center_baseline", fontsize=7.5, color=colour)
 
 
-def spans_inside(timeline: Timeline, ranks: list[int], begin: float, end: float) -> Spans:
+def spans_inside(timeline: Timeline, ranks: list[int], begin: float, end: float) -> Columns:
     """Spans of the ranks that touch the window. Raises :class:`ProgramError` where there is none."""
     spans = timeline.spans(ranks)
     touch = (spans["end"] >= begin) & (spans["ready"] <= end)
@@ -137,7 +137,7 @@ def spans_inside(timeline: Timeline, ranks: list[int], begin: float, end: float)
     return {name: column[touch] for name, column in spans.items()}
 
 
-def rows_of(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[BarRow]:
+def rows_of(timeline: Timeline, spans: Columns, remarks: dict[int, str]) -> list[BarRow]:
     """A row for every stream a rank uses inside the window, with a gap between ranks."""
     rows: list[BarRow] = []
     y = 0.0
@@ -149,7 +149,7 @@ def rows_of(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[B
     return rows
 
 
-def draw_row(canvas: BarCanvas, timeline: Timeline, spans: Spans, row: BarRow) -> None:
+def draw_row(canvas: BarCanvas, timeline: Timeline, spans: Columns, row: BarRow) -> None:
     """One stream of one rank: its ops as bars over an idle ground, the long ones named."""
     canvas.bars(row.y, np.array([canvas.begin]), np.array([canvas.end]), "idle")
     intervals = row_intervals(timeline, spans, row.rank, row.stream)

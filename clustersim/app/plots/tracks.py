@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.app.plots.intervals import minus
 from clustersim.app.plots.style import palette
-from clustersim.core.arrays import Bools, Floats
+from clustersim.core.arrays import Bools, Columns, Floats
 from clustersim.core.memo import kept_with_first
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 
-Spans = dict[str, npt.NDArray[Any]]
 """As :meth:`clustersim.core.timeline.Timeline.spans` gives them."""
 
 MAX_STREAMS = 6
 """Rows of a rank in a chart."""
 
 
-def stream_rows(timeline: Timeline, spans: Spans, ranks: Iterable[int]) -> dict[int, list[tuple[str, str]]]:
+def stream_rows(timeline: Timeline, spans: Columns, ranks: Iterable[int]) -> dict[int, list[tuple[str, str]]]:
     """(stream, label) of the rows of each rank: streams that do something, compute first, the busiest few of many."""
     names = [op.stream for op in timeline.ops]
     streams = list(dict.fromkeys(names))
@@ -61,7 +59,7 @@ def who(rank: int, remarks: dict[int, str]) -> str:
     return f"rank {rank} ({remarks[rank]})" if remarks[rank] else f"rank {rank}"
 
 
-def row_intervals(timeline: Timeline, spans: Spans, rank: int, stream: str) -> dict[str, tuple[Floats, Floats]]:
+def row_intervals(timeline: Timeline, spans: Columns, rank: int, stream: str) -> dict[str, tuple[Floats, Floats]]:
     """What one stream of a rank does: (starts, ends) [s] by phase, with ``stall`` for its waits."""
     on_rank = spans["rank"] == rank
     chosen = on_rank & on_stream(timeline, stream)[spans["op"]]

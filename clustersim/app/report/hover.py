@@ -12,9 +12,9 @@ import numpy as np
 from clustersim.app.plots.bars import LABELS
 from clustersim.app.plots.intervals import Intervals, packed
 from clustersim.app.plots.style import FAINT, INK, QUIET, palette, time_unit
-from clustersim.app.plots.tracks import Spans, on_stream, phases_of, row_intervals, stream_rows, who
+from clustersim.app.plots.tracks import on_stream, phases_of, row_intervals, stream_rows, who
 from clustersim.app.report.pages import paired
-from clustersim.core.arrays import Ints
+from clustersim.core.arrays import Columns, Ints
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.core.units import format_bytes, format_time
@@ -68,7 +68,7 @@ class _GanttChart(msgspec.Struct, frozen=True):
     """The spans that touch a window [s], drawn in a frame."""
 
     timeline: Timeline
-    spans: Spans
+    spans: Columns
     begin: float
     end: float
     frame: GanttFrame

@@ -13,7 +13,6 @@ _MARK = re.compile(
     r"|=+ ROCm System Management Interface|=+ Link Type between two GPUs|LINK TYPE TABLE:"
 )
 """How a line begins that a tool is known by."""
-_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST = 160
 """Characters of a prefix."""
 _LEAST = 3
@@ -46,7 +45,7 @@ def without_prefixes(text: str) -> str:
 
 def _pattern(line: str) -> str | None:
     """A regular expression of what stands before a tool's mark; times of day in it may differ. None without one."""
-    plain = _STYLE.sub("", line)
+    plain = texts.unstyled(line)
     mark = _MARK.search(plain)
     before = plain[: mark.start()] if mark else ""
     if not before.strip() or len(before) > _LONGEST or (before.rstrip()[-1].isalnum() and not _TIME.search(before)):

@@ -9,6 +9,7 @@ from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 
+from clustersim.core.texts import unstyled
 from clustersim.files.traces import files, quoted
 
 SIZES = (files.HEAD, 16 * files.HEAD, 256 * files.HEAD)
@@ -19,7 +20,6 @@ LONGEST_END = 32 * 1024
 """Characters at each end of a long line that are looked at."""
 
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]|[^\s,:"{}\[\]]+')
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OPEN = (b"{", b"[")
 _CLOSE = (b"}", b"]")
 
@@ -85,7 +85,7 @@ class Head:
         """The bytes as text without a terminal's colours and a web page's marks, for formats of lines; of a line that
         is longer than any such, its two ends."""
         text = quoted.unescaped(self.data.decode("utf-8-sig", errors="replace"))
-        text = _ANSI.sub("", text) if "\x1b" in text else text
+        text = unstyled(text)
         if len(text) <= 2 * LONGEST_END:
             return text
         return "".join(map(_ends, text.splitlines(keepends=True)))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from clustersim.core.texts import unstyled
 from clustersim.files.traces import files, quoted
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CRI = re.compile(r"^(\S+ (?:stdout|stderr) )([FP]) (.*)$")
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
@@ -60,7 +60,7 @@ def lines(path: Path, wanted: str) -> Iterator[str]:
 
 def stripped(line: str, wanted: str) -> str:
     """One line without prefixes, where what follows begins as ``wanted`` says; else as it is."""
-    plain = _ANSI.sub("", line)
+    plain = unstyled(line)
     match = _before(wanted).match(plain)
     return plain[match.end() :] if match else plain
 
@@ -73,7 +73,7 @@ def unpacked(text: str) -> Iterator[str]:
 
 def _unwrapped(text: str) -> Iterator[str]:
     for line in text.splitlines():
-        plain = _ANSI.sub("", line) if "\x1b" in line else line
+        plain = unstyled(line)
         plain = quoted.unescaped(plain)
         yield _logged(plain) if plain.startswith('{"') and _WRAPPED.search(plain) else plain
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from clustersim.files.traces.step_lines import elapsed
+
 _BAR = re.compile(
     r"\d{1,3}%\|[^|]*\|\s*(?P<done>\d{1,12})/(?P<all>\d{1,12}) \[(?P<since>\d{1,4}(?::\d\d){1,2})<[\d:?]+,\s+"
     r"(?P<rate>\d{1,9}(?:\.\d{1,9})?)(?P<unit>s/it|it/s)"
@@ -87,7 +89,7 @@ class BarSteps:
                 off = ROUNDED if match["unit"] == "s/it" else ROUNDED * seconds**2
                 done = int(match["done"])
                 of_epoch = _OF_EPOCH.search(line[behind : match.start()]) is not None
-                self.bars[int(match["all"])][done] = ProgressBar(done, _since(match["since"]), seconds, off, of_epoch)
+                self.bars[int(match["all"])][done] = ProgressBar(done, elapsed(match["since"]), seconds, off, of_epoch)
             behind = match.end()
         if found := _TOTAL.search(line):
             self.total = int(found[1].replace(",", ""))
@@ -120,14 +122,6 @@ class BarSteps:
         mean = self.speeds.get("steps/s")
         steps = self.steps() if self.bars else []
         return 1 / mean / median(seconds for _, seconds in steps) - 1 if mean and steps else None
-
-
-def _since(clock: str) -> float:
-    """Seconds of ``"01:02"`` or ``"1:02:03"``."""
-    seconds = 0
-    for part in clock.split(":"):
-        seconds = 60 * seconds + int(part)
-    return float(seconds)
 
 
 def _between(drawn: Sequence[ProgressBar]) -> Iterator[tuple[int, float]]:

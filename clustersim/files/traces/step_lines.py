@@ -200,8 +200,8 @@ class LoggedSteps:
         elif groups.get("speed") and _value(groups["speed"]) > 0:
             self.rows.append((step, update, _value(groups["words"]) / _value(groups["speed"])))
         elif groups.get("since"):
-            self.marks.append((step, _since(groups["since"]) * unit))
-        elif "time" not in groups and "rate" not in groups and (clock := _clock(line)) is not None:
+            self.marks.append((step, elapsed(groups["since"]) * unit))
+        elif "time" not in groups and "rate" not in groups and (clock := written_at(line)) is not None:
             self.marks.append((step, clock))
         for name, pattern in row.rates:
             if figure := pattern.search(line):
@@ -272,8 +272,8 @@ def _value(word: str) -> float:
     return float(word.replace(",", ""))
 
 
-def _since(word: str) -> float:
-    """Seconds of ``"1 day, 0:00:20"``, or a number."""
+def elapsed(word: str) -> float:
+    """Seconds of ``"01:02"``, ``"1:02:03"`` or ``"1 day, 0:00:20"``, or a number."""
     if ":" not in word:
         return _value(word)
     days, _, clock = word.rpartition(", ")
@@ -283,8 +283,8 @@ def _since(word: str) -> float:
     return float(seconds + 86400 * int(days.split(" ")[0] if days else 0))
 
 
-def _clock(line: str) -> float | None:
-    """When a line was written [s]."""
+def written_at(line: str) -> float | None:
+    """When a line was written [s since 1970]; None where it has no date and time of day."""
     match = _CLOCK.search(line)
     if match is None:
         return None

@@ -15,7 +15,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -51,7 +50,6 @@ _SAMPLES_BEFORE = re.compile(rf"(?<![A-Za-z])SamplesPerSec=({_NUMBER})")
 """A mean of the run, of DeepSpeed before 0.6.6, beside a count of passes."""
 _STEP_LOGGED = re.compile(r"\bstep=(\d{1,12}), skipped=\d+, lr=\[")
 _NANOGPT = re.compile(rf"\biter (\d{{1,12}}): loss (?:nan|inf|{_NUMBER}), time ({_NUMBER})ms(?:, mfu ({_NUMBER})%)?")
-_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _LATENCY = re.compile(rf"^\s*(fwd|bwd|fwd\+bwd|step|iter) latency:\s*({_NUMBER})\s*(us|ms|s)\b")
 _PROFILED = re.compile(rf"^\s*(samples/second|[A-Za-z+ ]*FLOPS per GPU[^:]*):\s*({_NUMBER})\s*([KMGTP]?FLOPS)?", re.I)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -146,21 +144,21 @@ def _take(line: str, collected: Collected) -> None:
         collected.framework = "torchtitan"
         collected.rates["tokens/s per GPU"].append(_number(match[2]))
         _rates(line, collected)
-        if (clock := _clock(line)) is not None:
+        if (clock := step_lines.written_at(line)) is not None:
             collected.marks.append((int(match[1]), clock))
     elif match := _TITAN_SAVED.search(line):
         collected.parts["save-checkpoint"].append((_number(match[1]), _number(match[1])))
     elif match := _NANOGPT.search(line):
         _of_nanogpt(match, collected)
     elif match := _STEP_LOGGED.search(line):
-        if (clock := _clock(line)) is not None:
+        if (clock := step_lines.written_at(line)) is not None:
             collected.marks.append((int(match[1]), clock))
     elif "SamplesPerSec" in line:
         collected.framework = collected.framework or "DeepSpeed"
         _rates(line, collected)
         if match := _SAMPLES_BEFORE.search(line):
             collected.rates["samples/s, mean of the run"].append(_number(match[1]))
-        if (match := _SAMPLES.search(line)) and (clock := _clock(line)) is not None:
+        if (match := _SAMPLES.search(line)) and (clock := step_lines.written_at(line)) is not None:
             collected.marks.append((int(match[1]), clock))
     elif match := _LATENCY.match(line):
         collected.framework = "DeepSpeed flops profiler"
@@ -251,18 +249,6 @@ def _profiled(line: str, collected: Collected) -> None:
 
 def _number(word: str) -> float:
     return float(word.replace(",", ""))
-
-
-def _clock(line: str) -> float | None:
-    """When a line was written [s]."""
-    match = _CLOCK.search(line)
-    if match is None:
-        return None
-    try:
-        whole = datetime.fromisoformat(f"{match[1]}T{match[2]}").timestamp()
-    except ValueError:
-        return None
-    return whole + float(f"0.{match[3]}" if match[3] else 0)
 
 
 def _steps(collected: Collected) -> list[tuple[int, float]]:

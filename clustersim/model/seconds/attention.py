@@ -87,7 +87,9 @@ def _by_law(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> 
     # In 32 bits the same arithmetic is done by other units.
     slower = device.peak[device.runs_as(half.dtype)] / device.peak[device.runs_as(where.dtype)]
     if backward:  # as many passes over usual units, of which one is of exponentials that faster ones save time in
-        usual = float(law_parts(law, replace(sheet, exps=np.minimum(sheet.exps, USUAL_EXPS)), heads)[0])
+        usual = compute
+        if sheet.exps > USUAL_EXPS:
+            usual = float(law_parts(law, replace(sheet, exps=np.asarray(USUAL_EXPS)), heads)[0])
         compute = usual * kernel.backward_flops / kernel.flops - (usual - compute)
     return compute * sustained_level(half) * max(1.0, slower)
 

@@ -14,7 +14,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.core.mix import Mix, total
-from clustersim.core.program import Collective, Compute, Op, Program, Role
+from clustersim.core.program import GPU_BOUNDS, Collective, Compute, Op, Program, Role
 from clustersim.core.repeated import lasting, written
 from clustersim.core.topology import Topology
 from clustersim.core.variation import DrawnVariation, RankPlaces, Variation, drawn
@@ -22,8 +22,6 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.file.schema import Pin, Slow
 from clustersim.scenario.run.parts import DeviceKind
 
-GPU_BOUNDS = frozenset({"compute", "memory"})
-"""What a slower GPU stretches; launches and input are the host's."""
 PASSES = ("forward", "backward")
 
 

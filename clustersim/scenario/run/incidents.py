@@ -21,14 +21,13 @@ from clustersim.cluster import files as fabrics
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
-from clustersim.core.program import Compute, Op, Program, Role
+from clustersim.core.program import GPU_BOUNDS, Compute, Op, Program, Role
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
 from clustersim.core.units import format_time
 from clustersim.engine.flows.loads import VaryingLinks
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.incident_table import KINDS, Incident
-from clustersim.scenario.run.altered import GPU_BOUNDS
 
 DOWN = 0.001
 """Share of its rate that a link has while it is down, as in ``[[cluster.changes]]``: the engine has no link without."""

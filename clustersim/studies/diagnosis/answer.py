@@ -27,6 +27,7 @@ from clustersim.studies.diagnosis.suspects import (
     Site,
     Suspect,
     ranked,
+    suspect_words,
 )
 
 CONFIDENT = 0.8
@@ -129,16 +130,7 @@ class RankedSuspect(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """The cause and the place."""
-        return "nothing is wrong" if self.kind == NOTHING else f"{_named(self.kind, self.on_cpu)} of {self.place}"
-
-
-def _named(text: str, on_cpu: bool) -> str:
-    """A cause in words: where no GPU is, what makes a rank slow is its CPU.
-
-    >>> _named("slow_gpu of rank 1", True), _named("slow_gpu of rank 1", False)
-    ('slow_cpu of rank 1', 'slow_gpu of rank 1')
-    """
-    return text.replace("slow_gpu", "slow_cpu") if on_cpu else text
+        return suspect_words(self.kind, self.place, on_cpu=self.on_cpu)
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -206,15 +198,19 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
         suspects=[_told(suspect, share, on_cpu=on_cpu) for suspect, share in order[:LISTED]],
         findings=[finding.text for finding in findings],
         sources=given,
-        decides=_named(_decides(order[0], order[1], [*given, *_not_to_be_had(read)]), on_cpu),
+        decides=_decides(order[0], order[1], [*given, *_not_to_be_had(read)], on_cpu=on_cpu),
         ranks=site.ranks,
     )
 
 
 def _told(suspect: Suspect, share: float, *, on_cpu: bool) -> RankedSuspect:
     places = (suspect.place, suspect.rank, suspect.host, suspect.port)
+    return RankedSuspect(suspect.kind, *places, round(share, 4), _look_at(suspect, on_cpu=on_cpu), on_cpu)
+
+
+def _look_at(suspect: Suspect, *, on_cpu: bool) -> str:
     following = NEXT | NEXT_ON_CPU if on_cpu else NEXT
-    return RankedSuspect(suspect.kind, *places, round(share, 4), following[suspect.kind], on_cpu)
+    return following[suspect.kind]
 
 
 def _without_gpus(read: Sequence[ReadFile]) -> bool:
@@ -321,15 +317,15 @@ def _not_to_be_had(read: Sequence[ReadFile]) -> frozenset[str]:
     return absent | {"gpus"} if _without_gpus(read) else absent
 
 
-def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given: Sequence[str]) -> str:
+def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given: Sequence[str], *, on_cpu: bool) -> str:
     """What evidence would tell two suspects apart; nothing where the first is far before the second.
 
-    given : kinds of evidence that are there, or cannot be.
+    given : kinds of evidence that are there, or cannot be. on_cpu : whether the job's ranks have no GPU.
     """
     (one, share), (other, _) = first, second
     if share >= CONFIDENT:
         return ""
-    pair = f"{one} or {other}"
+    pair = " or ".join(suspect_words(each.kind, each.place, on_cpu=on_cpu) for each in (one, other))
     absent = sorted((name for name in SOURCES if name not in given), key=lambda name: len(TELLS[name]))
     telling = [SOURCES[name] for name in absent if (one.kind in TELLS[name]) != (other.kind in TELLS[name])]
     both = [SOURCES[name] for name in absent if {one.kind, other.kind} <= TELLS[name]]
@@ -337,4 +333,4 @@ def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given:
         return f"{pair}: {'; '.join((telling + both)[:2])}"
     if one.kind == other.kind:
         return f"{pair}: dumps, profiles or py-spy of {one.place} and {other.place}"
-    return f"{pair}: {NEXT[one.kind]}"
+    return f"{pair}: {_look_at(one, on_cpu=on_cpu)}"

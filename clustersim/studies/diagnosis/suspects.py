@@ -35,6 +35,8 @@ STARTING = frozenset(name for name, kind in KINDS.items() if kind.does == "start
 """Kinds that hang a run, slow it from a moment on, or are there from its start."""
 RANK_SLOW = frozenset({"slow_gpu", "hot_gpu", "ecc_stall"})
 """Kinds whose kernels take longer on one rank."""
+NAMES_ON_CPU = {"slow_gpu": "slow_cpu"}
+"""Kinds that have another name where no GPU is."""
 LATE = frozenset({"slow_data", "garbage_collection"})
 """Kinds in which a rank's GPU stands still before a step."""
 LINKS_SLOW = frozenset({"slow_link", "flapping_link", "congestion"})
@@ -64,7 +66,15 @@ class Suspect(msgspec.Struct, frozen=True):
         return "a place that no file names"
 
     def __str__(self) -> str:
-        return "nothing is wrong" if self.kind == NOTHING else f"{self.kind} of {self.place}"
+        return suspect_words(self.kind, self.place)
+
+
+def suspect_words(kind: str, place: str, *, on_cpu: bool = False) -> str:
+    """A suspect in words; where no GPU is, what makes a rank slow is its CPU."""
+    if kind == NOTHING:
+        return "nothing is wrong"
+    name = NAMES_ON_CPU.get(kind, kind) if on_cpu else kind
+    return f"{name} of {place}"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from clustersim.scenario.file.reading import Table
 from clustersim.scenario.file.splitting import cause
 from clustersim.studies.plan.knobs import DEGREES, OWN_PARALLEL, meant, own_parallel
 from clustersim.studies.plan.spec import Machine, PlanFile
+from clustersim.training.strategies import STRATEGIES
 
 RUN: Table = {"steps": 3, "jitter": 0.0, "optimizer": "adamw", "optimizer_impl": "fused"}
 """What a plan's runs are unless it says otherwise: enough steps for a steady one, and GPUs that do not differ, since
@@ -253,33 +254,31 @@ def _words(strategy: Table, among: Sequence[Table]) -> str:
     telling = {
         key for flat_table in every for key in flat_table if any(rival.get(key) != flat_table[key] for rival in every)
     }
-    away = placed_away(strategy)
+    places = _places(strategy)
     texts = [
         f"{key.rpartition('.')[2]} {_value(value)}"
         for key, value in flat(strategy).items()
-        if key in telling and key not in PLACES
+        if key in telling and key not in places
     ]
-    return ", ".join([str(strategy.get("kind", "?")), *texts, *away])
-
-
-PLACES = {
-    "zero_optimization.offload_optimizer.device": "optimizer",
-    "zero_optimization.offload_param.device": "parameters",
-    "cpu_offload": "everything",
-}
-"""Knobs of strategies that say where something is kept, and what that is."""
+    return ", ".join([str(strategy.get("kind", "?")), *texts, *placed_away(strategy)])
 
 
 def placed_away(strategy: Table) -> list[str]:
     """What a strategy keeps away from the GPU, in words."""
     flat_table = flat(strategy)
     texts = []
-    for key, what in PLACES.items():
+    for key, what in _places(strategy).items():
         device = flat_table.get(key)
         if device and device != "none":
             place = "the host" if device in {True, "cpu"} else device
             texts.append(f"{what} on {place}")
     return texts
+
+
+def _places(strategy: Table) -> Mapping[str, str]:
+    """Its knobs that say where something is kept (:attr:`StrategyConfig.PLACES`); none of a kind that is not known."""
+    kind = str(strategy.get("kind"))
+    return STRATEGIES[kind].config.PLACES if kind in STRATEGIES else {}
 
 
 def _value(value: Any) -> str:

@@ -6,8 +6,8 @@ so the same file serves a roofline, a fitted device and a measured profile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -51,6 +51,9 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def state_dtype(self) -> str:
         """What the optimizer's parameters and states are in."""
         return self.param_dtype
+
+    PLACES: ClassVar[Mapping[str, str]] = {}
+    """Knobs that say where something is kept, by their path in the table, and what that is."""
 
     @property
     def offloads_optimizer(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -100,6 +101,8 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     def state_dtype(self) -> str:
         """What the optimizer's parameters and states are in."""
         return self.orig_dtype
+
+    PLACES: ClassVar[Mapping[str, str]] = {"cpu_offload": "everything"}
 
     @property
     def offloads_optimizer(self) -> bool:

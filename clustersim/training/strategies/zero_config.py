@@ -6,7 +6,8 @@ Keys that do not change what is sent or kept (checkpoint and logging options) ar
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -187,6 +188,11 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     def prefetches(self) -> bool:
         """Whether stage 3 gathers parameters ahead of their use, beside compute."""
         return self.version is None or tuple(map(int, self.version.split(".")[:2])) >= PREFETCHES
+
+    PLACES: ClassVar[Mapping[str, str]] = {
+        "zero_optimization.offload_optimizer.device": "optimizer",
+        "zero_optimization.offload_param.device": "parameters",
+    }
 
     @property
     def offloads_optimizer(self) -> bool:
