@@ -235,6 +235,12 @@ class Program:
         return "\n".join(_describe_op(i, op, role, position) for i, op in enumerate(role.ops))
 
 
+def one_collective(collective: Collective) -> Program:
+    """The Program of a collective and nothing else, whose one group is everybody."""
+    (everybody,) = collective.groups
+    return Program(len(everybody), (Role("worker", everybody, (collective,)),))
+
+
 def _check_ops(role: Role, world_size: int) -> None:
     whole: set[int] = set()  # ops share their groups, so each array is looked at once
     timed = _timed(role)

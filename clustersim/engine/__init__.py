@@ -13,7 +13,9 @@ How a step is played, in the order to read it:
   exact. :mod:`~clustersim.engine.players`: those that do take time on the clock, as flows that share
   (:mod:`clustersim.engine.flows`), or transfer by transfer, the exact and slow way (:mod:`~clustersim.engine.chunk`).
 * :mod:`~clustersim.engine.run` ties them together, where :mod:`~clustersim.engine.need` says that there is memory for
-  it; :mod:`~clustersim.engine.finished` lets go of what is over, and :mod:`~clustersim.engine.rows` makes the Timeline.
+  it; :mod:`~clustersim.engine.finished` lets go of what is over, :mod:`~clustersim.engine.rows` makes the Timeline, and
+  :mod:`~clustersim.engine.op_facts` says what each of its ops was. Where nothing more can happen
+  :mod:`~clustersim.engine.deadlock` says who waits for whom.
 
 A step of hybrid sharding, for example: shards of 256 ranks, each at its own pace, gather a layer's parameters, compute,
 and scatter its gradients, while each rank's 64 replicas average what was scattered before. *Forward*, gathers of

@@ -273,16 +273,15 @@ def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOpt
     """Seconds when every step of the algorithm is played by itself."""
     from clustersim import engine
     from clustersim.collectives import backends
-    from clustersim.core.program import Collective, Program, Role
+    from clustersim.core.program import Collective, one_collective
 
     if request.kind in {"send", "sendrecv"}:
         raise ClusterSimError(f"--fidelity chunk is for collectives; a {request.kind} has one step")
-    ranks = mesh.world_group()
     op = Collective(
         request.kind,
         request.kind,
         request.nbytes,
-        ranks,
+        mesh.world_group(),
         dtype=request.dtype,
         redop=request.redop,
         root=request.root,
@@ -290,7 +289,7 @@ def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOpt
         protocol=request.protocol,
     )
     timeline = engine.simulate(
-        Program(mesh.world_size, (Role("worker", ranks[0], (op,)),)),
+        one_collective(op),
         group.topology,
         mesh,
         planner=lambda wanted, on: backends.plan(wanted, on, settings.backend or "nccl", settings.channels),

@@ -125,7 +125,7 @@ def _played(kind: str, algorithm: str, nbytes: float, topology: str, nodes: int,
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import backends
     from clustersim.collectives.base import Group, Request
-    from clustersim.core.program import Collective, Program, Role
+    from clustersim.core.program import Collective, one_collective
     from clustersim.engine.chunk import schedule_of
 
     machine = fabrics.load(topology, nodes=nodes)
@@ -133,9 +133,7 @@ def _played(kind: str, algorithm: str, nbytes: float, topology: str, nodes: int,
     request = Request(kind, nbytes, algorithm=algorithm)
     group = Group(machine, mesh.gpus)
     plan = backends.plan(request, group, backend="ideal", n_channels=1)
-    ranks = mesh.world_group()
-    op = Collective(kind, kind, nbytes, ranks, algorithm=algorithm)
-    program = Program(mesh.world_size, (Role("worker", ranks[0], (op,)),))
+    program = one_collective(Collective(kind, kind, nbytes, mesh.world_group(), algorithm=algorithm))
     timeline = engine.simulate(program, machine, mesh, planner=lambda *_: plan, fidelity="chunk")
     machines = tuple(rank // gpus for rank in range(nodes * gpus))
     return replace(film(schedule_of(request, group, plan), timeline), swaps=kind == "all_to_all", machines=machines)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clustersim.cluster.files import beside, lstopo, prefixed, rocm_topo, smi_topo
+from clustersim.cluster.files.machine_text import machine_text
 from clustersim.cluster.files.xml_machine import XmlMachine
 from clustersim.core import texts
 from clustersim.core.errors import TopologyError
@@ -43,7 +44,7 @@ def topology_text(path: Path | Sequence[Path], gpu: str | None = None, nics: tup
         document = rocm_topo.system(text, machine, gpu, nics[0] if nics else 0)
     else:
         document = lstopo.system(text, machine) if lstopo.is_tree(text) else _system(text, machine)
-    return XmlMachine(document, machine, gpu, nics, also).text()
+    return machine_text(XmlMachine(document, machine, gpu, nics, also))
 
 
 _FABRIC = {

@@ -1,15 +1,14 @@
-"""The parts of a machine and its links, from the tree that NCCL dumps, and the topology file of them.
+"""The parts of a machine and its links, from the tree that NCCL dumps.
 
 NCCL writes the PCI tree under each CPU with link speeds and widths, GPUs with their NVLinks (``target`` is another GPU,
 or an NVSwitch by its class 0x0680), and NICs with their rate in Mb/s. What it does not write is assumed, and said in
-the file: latencies, the links between CPUs, and what joins the nodes.
+the topology file (:mod:`clustersim.cluster.files.machine_text`).
 """
 
 from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
 from clustersim.cluster.files import boards, pci, wires
@@ -18,7 +17,6 @@ from clustersim.core import errors, gpu_file, texts
 from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError
 from clustersim.core.limits import counted
-from clustersim.core.tomls import toml_value
 
 MOST_PARTS = 4096
 """GPUs, NICs, switches and CPUs of one node."""
@@ -30,8 +28,6 @@ _NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0
 _XGMI = {"MI1": 46.0, "MI21": 50.0, "MI25": 50.0, "MI30": 64.0, "MI32": 64.0, "MI35": 76.8}
 """GB/s of one xGMI and direction, by how a GPU's name begins: data sheets of AMD Instinct MI100 (276 GB/s over three
 links), MI210 and MI250X (100 GB/s a link, both directions), MI300X and MI355X platforms."""
-_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
-_MODELS = {79: "bdw", 85: "skl", 143: "spr", 207: "emr"}
 _SWITCH = "0x0604"
 _GPU = ("0x03", "0x0b40")
 _NIC = "0x02"
@@ -146,7 +142,7 @@ class XmlMachine:
                 self._walk(below, name)
 
     def _nic(self, nic: ET.Element, above: str, rate: float, part: ET.Element | None = None) -> None:
-        ports = [self._number(net, "speed") for net in nic.findall("net")]
+        ports = [self.number(net, "speed") for net in nic.findall("net")]
         first = nic.find("net")
         label = first.get("name", "") if first is not None else ""
         sockets = first is not None and first.get("guid") == "0x0" and first.get("port") == "0"
@@ -165,7 +161,8 @@ class XmlMachine:
             self.direct[name] = any(net.get("gdr") == "1" for net in nic.findall("net"))
         self.links.append((name, above, "pcie", rate))
 
-    def _number(self, part: ET.Element, key: str) -> int:
+    def number(self, part: ET.Element, key: str) -> int:
+        """A whole number of an element, 0 where it has none. Raises :class:`TopologyError` for what is no number."""
         text = part.get(key, "0")
         if not re.fullmatch(r"-?\d{1,9}", text):
             raise TopologyError(f"{self.path}: {key}={texts.shown(text)} of <{part.tag}> is no number")
@@ -182,13 +179,13 @@ class XmlMachine:
 
     def _pcie(self, part: ET.Element) -> float:
         """GB/s of a direction: lanes at the link's rate, 8 of 10 bits before generation 3, 128 of 130 after."""
-        lanes = min(max(self._number(part, "link_width"), 0), 32) or 16
+        lanes = min(max(self.number(part, "link_width"), 0), 32) or 16
         speed = self._speed(part)
         return lanes * speed / 8 * (128 / 130 if speed >= 8.0 else 0.8)
 
     def _nvlinks(self) -> None:
         """Bundles between GPUs, and to what else their NVLinks lead."""
-        found = wires.wired(self.gpus, self._number)
+        found = wires.wired(self.gpus, self.number)
         kind = "xgmi" if any(gpu.find("xgmi") is not None for _, gpu in self.gpus.values()) else "nvlink"
         rate = self._wire(kind)
         switches = {target: self._new("nvswitch", "nvswitch") for target in found.switches}
@@ -205,7 +202,7 @@ class XmlMachine:
         PCIe link to the same CPU, as no GPU takes both."""
         for name, gpu in self.gpus.values():
             c2c = gpu.find("c2c")
-            rate = self._number(c2c, "bw") * self._number(c2c, "count") / 1000 if c2c is not None else 0.0
+            rate = self.number(c2c, "bw") * self.number(c2c, "count") / 1000 if c2c is not None else 0.0
             if rate > 0:
                 self.links = [link for link in self.links if link[:3] != (name, self.homes[name], "pcie")]
                 self.links.append((name, self.homes[name], "c2c", rate))
@@ -340,7 +337,7 @@ class XmlMachine:
                 f"--nics {len(self.parts['nic'])}x{rate:g}Gb/s says it"
             )
 
-    def _net(self) -> tuple[str, str]:
+    def net(self) -> tuple[str, str]:
         """What joins the nodes, and what of it is assumed."""
         speaks = [self.speaks[name] for name in self.parts["nic"]]
         if not speaks:
@@ -355,7 +352,7 @@ class XmlMachine:
     def _direct(self) -> None:
         """Say where NICs do not reach GPU memory (``gdr`` of a net is 0): none of them, or some."""
         without = [name for name in self.parts["nic"] if not self.direct.get(name, True)]
-        if without and self._net()[0] != "tcp":
+        if without and self.net()[0] != "tcp":
             self.assumed.append(pci.not_direct(without, len(without) == len(self.parts["nic"])))
 
     def _leave_far(self) -> None:
@@ -423,47 +420,3 @@ class XmlMachine:
         why = f"which is of {errors.few(names, 3)}" if one else "which they are is not known"
         ask = " or ".join(f"--gpu {name}" for name in names) if one else _OWN
         raise TopologyError(f"{self.path}: GPUs of {' and '.join(told)}: {why}; say {ask}")
-
-    def text(self) -> str:
-        """The file."""
-        return "\n".join(self._lines()) + "\n"
-
-    def _lines(self) -> Iterator[str]:
-        source = self.source
-        vendor = _VENDORS.get(self.cpu.get("vendor", ""))
-        model = _MODELS.get(self._number(self.cpu, "modelid"))
-        nics = self.parts["nic"]
-        yield f'name = "{re.sub(r"[^a-z0-9-]+", "-", self.path.stem.lower()).strip("-") or "machine"}"'
-        yield f'title = "{len(self.gpus)} GPUs and {len(nics)} NICs, as they were found"'
-        if self.assumed:
-            yield f"assumed = {toml_value(self.assumed)}"
-        yield from ("", "[node]", f'device = "{self.device}"')
-        arm = self.cpu.get("arch", "").startswith(("arm", "aarch64"))
-        yield f'cpu_vendor = "{"arm" if arm else vendor or "intel"}"'
-        yield from ([f'cpu_model = "{model}"'] if model and vendor == "intel" else [])
-        net, guess = self._net()
-        yield from (f'net = "{net}"', f"pcie_gen = {self.gen}")
-        yield f"nvls = {str(bool(self.parts['nvswitch']) and self.kind.sm >= 90).lower()}"
-        yield from ("", "[node.sources]", f'device = "{source}"')
-        yield from ([f'net = "assumed: {guess}"'] if guess else [])
-        yield from ([] if arm or vendor else ['cpu_vendor = "assumed: the file does not name it"'])
-        for part, names in self.parts.items():
-            for rate in sorted({self.rates.get(name, 0.0) for name in names}):
-                alike = [name for name in names if self.rates.get(name, 0.0) == rate]
-                told = self.sources.get(alike[0], source)
-                yield from ("", "[[node.vertices]]", f'names = "{", ".join(alike)}"', f'kind = "{part}"')
-                yield from ([f'bandwidth = "{rate:g} Gb/s"', f'source = "{told}"'] if rate else [])
-        cpus = self.parts["cpu"]
-        pairs = [(a, b, "cpu", 40.0) for i, a in enumerate(cpus) for b in cpus[i + 1 :]]
-        hops = {"c2c": "50 ns", "nvlink": "25 ns", "xgmi": "25 ns", "pcie": "150 ns", "cpu": "100 ns"}
-        # A NIC that hangs off the CPU has no link of its own in the dump: as fast as its port.
-        links = [(a, b, kind, rate or self.rates.get(a, 0.0) / 8) for a, b, kind, rate in self.links] + pairs
-        for word, rate in dict.fromkeys((word, rate) for *_, word, rate in links):
-            ends = [(a, b) for a, b, *link_kind in links if link_kind == [word, rate]]
-            told = self.sources.get(word, source if word != "cpu" else "assumed: the dump does not tell it")
-            yield from ("", "[[node.links]]", f'a = "{", ".join(a for a, _ in ends)}"')
-            yield from (f'b = "{", ".join(b for _, b in ends)}"', 'pattern = "zip"', f'kind = "{word}"')
-            yield from (f'bandwidth = "{rate:.6g} GB/s"', f'latency = "{hops[word]}"')
-            yield f'source = "{told}; latency assumed"'
-        yield from ("", "[fabric]", f'kind = "{"rail_optimised" if nics else "none"}"')
-        yield 'source = "assumed: the dump does not tell what joins the nodes"'

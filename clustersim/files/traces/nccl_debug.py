@@ -24,7 +24,8 @@ from clustersim.core.topology import NIC, Topology
 from clustersim.core.units import format_bytes
 from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.nccl_causes import NOTHING, SHOWN, UNTOLD, Evidence, causes, conclusion
+from clustersim.files.traces.nccl_causes import NOTHING, SHOWN, UNTOLD, causes, conclusion
+from clustersim.files.traces.nccl_evidence import Evidence
 from clustersim.files.traces.samples import kind_of
 from clustersim.files.traces.told import Cause, ChoiceComparison, LoggedChoice, NcclLog, SimulatedChoice
 

@@ -17,7 +17,7 @@ from clustersim.collectives import fitted as fitting
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.mesh import Mesh
-from clustersim.core.program import Collective, Program, Role
+from clustersim.core.program import Collective, Program, Role, one_collective
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
@@ -63,9 +63,8 @@ def collective(topology: Topology, kind: str, nbytes: float) -> Timeline:
 
 def _together(kind: str, nbytes: float, mesh: Mesh, algorithm: str | None = None) -> Program:
     """Everybody does one collective; ``algorithm`` pins the choice."""
-    everybody = mesh.world_group()
-    collective_op = Collective(f"{kind} gradients", kind, nbytes, everybody, algorithm=algorithm)
-    return Program(mesh.world_size, (Role("worker", everybody[0], (collective_op,)),))
+    collective_op = Collective(f"{kind} gradients", kind, nbytes, mesh.world_group(), algorithm=algorithm)
+    return one_collective(collective_op)
 
 
 def _served(n: int, nbytes: float) -> Program:
