@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -14,6 +14,51 @@ from clustersim.core.arrays import Ints
 from clustersim.core.label import Label
 from clustersim.core.mix import Mix
 from clustersim.core.repeated import MadeWhenAsked, moved
+
+
+class OpDetail(TypedDict, total=False):
+    """What is known of an op that only some are known of; a fact that is not known is left out.
+
+    Of a transfer
+    -------------
+    algorithm, protocol, n_channels : what was chosen. dtype, nbytes : of the request, where they are not the op's own.
+    group_size : members. n_groups : groups that did it. groups : (n_groups, members) int, the ranks that met.
+    meets : the other ops they came from, where they did not all run one op. n_islands : of NVLink, of a group.
+    latency, ceiling : alone on an idle network [s], [bytes/s of payload]. lower_bound : the least that it takes [s].
+    between : what a member of an uneven all-to-all sends to others per byte of S, in the mean.
+    within : whether the kernel of another collective makes it, too.
+
+    Of a measured one
+    -----------------
+    communicator, purpose : as the profiler names its process group. members : of it. whole : whether all were seen.
+    transfer_s : from the last member's start to the first one's end [s]. skew_s : between first and last start [s].
+    rebucketed : whether it is made of other buckets than were measured.
+    kernel : of a kernel, that its own name says what bounds it.
+    """
+
+    algorithm: str
+    protocol: str
+    n_channels: int
+    dtype: str
+    nbytes: float
+    group_size: int
+    n_groups: int
+    groups: Ints
+    meets: tuple[int, ...]
+    n_islands: int
+    latency: float
+    ceiling: float
+    lower_bound: float
+    between: float
+    within: bool
+    communicator: str
+    purpose: str
+    members: tuple[int, ...]
+    whole: bool
+    transfer_s: float
+    skew_s: float
+    rebucketed: bool
+    kernel: bool
 
 
 class OpInfo(msgspec.Struct, frozen=True, gc=False):
@@ -27,11 +72,7 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
         step it belongs to.
     mix : of a simulated compute op, what its time at its rank's usual pace is spent on; None where unknown.
     label : what it belongs to, as fields; None where unknown. stage : the pipeline stage of its ranks, -1 for none.
-    detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
-        alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
-        members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op;
-        ``between`` what a member of an uneven all-to-all sends to others per byte of S, in the mean; ``within`` that
-        the kernel of another collective makes it, too.
+    detail : what is known of a transfer or a measured kernel beside that.
     """
 
     name: str
@@ -44,7 +85,7 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     step: int = 0
     role: str = ""
     after: tuple[int, ...] = ()
-    detail: dict[str, Any] = {}
+    detail: OpDetail = {}
     label: Label | None = None
     stage: int = -1
     mix: Mix | None = None

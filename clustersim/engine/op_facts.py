@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +12,7 @@ from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
 from clustersim.core.arrays import Bools, Ints
 from clustersim.core.mesh import Mesh
-from clustersim.core.op_infos import InfoPass, RepeatedInfos
+from clustersim.core.op_infos import InfoPass, OpDetail, RepeatedInfos
 from clustersim.core.program import Collective, Compute, Op, Program, Role, Send
 from clustersim.core.repeated import RepeatedOps
 from clustersim.core.timeline import OpInfo
@@ -42,12 +41,12 @@ class _TransferDetails:
         self._rows = rows
         self._topology = topology
         self._mesh = mesh
-        self._details: dict[OpKey, dict[str, Any]] = {}
+        self._details: dict[OpKey, OpDetail] = {}
         self._groups: dict[OpKey, list[Ints]] = {}
         self._partners: dict[OpKey, set[int]] = {}
         self._islands: dict[int, int] = {}  # by ranks: ops share their groups
-        self._known: dict[tuple[int, int, int], dict[str, Any]] = {}  # by plans, members and islands
-        self._alike: dict[tuple[int, int], dict[str, Any]] = {}  # of ops that meet nowhere else, by plans and groups
+        self._known: dict[tuple[int, int, int], OpDetail] = {}  # by plans, members and islands
+        self._alike: dict[tuple[int, int], OpDetail] = {}  # of ops that meet nowhere else, by plans and groups
 
     def add(self, site: Site, place: OpKey) -> None:
         """Of a site whose first op is at this place of the Program."""
@@ -60,12 +59,11 @@ class _TransferDetails:
         if _is_pair(site):
             self._of_both(site, detail)
         elif alone:
-            groups = {"n_groups": len(site.ranks), "groups": site.ranks}
-            self._details[place] = self._alike[shape] = detail | groups
+            self._details[place] = self._alike[shape] = detail | {"n_groups": len(site.ranks), "groups": site.ranks}
         else:
             self._of_sides(site, detail.copy())
 
-    def _of_site(self, site: Site) -> dict[str, Any]:
+    def _of_site(self, site: Site) -> OpDetail:
         """:func:`_detail`, once for all sites of which it is the same."""
         ranks = id(site.ranks)
         if site.plans.each[0].algorithm == "nvls_tree" and ranks not in self._islands:
@@ -75,14 +73,14 @@ class _TransferDetails:
             self._known[kind] = _detail(site, kind[2])
         return self._known[kind]
 
-    def _of_both(self, site: Site, detail: dict[str, Any]) -> None:
+    def _of_both(self, site: Site, detail: OpDetail) -> None:
         """Of a send and its recv that meet nobody elsewhere."""
-        facts = {**detail, "n_groups": len(site.ranks), "groups": site.ranks}
+        facts = detail | {"n_groups": len(site.ranks), "groups": site.ranks}
         for side, partner in (site.sides, site.sides[::-1]):
             meets = (self._rows.row_of(partner.key),)
-            self._details[self._short.place(side.key)] = {**facts, "meets": meets}
+            self._details[self._short.place(side.key)] = facts | {"meets": meets}
 
-    def _of_sides(self, site: Site, detail: dict[str, Any]) -> None:
+    def _of_sides(self, site: Site, detail: OpDetail) -> None:
         """Of ops that meet others, here or elsewhere."""
         for side in site.sides:
             key = self._short.place(side.key)
@@ -97,7 +95,7 @@ class _TransferDetails:
             if len(site.sides) > 1:
                 self._partners.setdefault(key, set()).update(self._rows.row_of(side.key) for side in site.sides)
 
-    def by_place(self) -> dict[OpKey, dict[str, Any]]:
+    def by_place(self) -> dict[OpKey, OpDetail]:
         """Of each op of the Program that has transfers; groups and partners of all its sites are put together here."""
         for key, groups in self._groups.items():
             detail = self._details[key]
@@ -114,7 +112,7 @@ def _is_pair(site: Site) -> bool:
 
 
 def _of_ops(
-    program: Program, firsts: Sequence[int], homes: list[Ints], details: dict[OpKey, dict[str, Any]]
+    program: Program, firsts: Sequence[int], homes: list[Ints], details: dict[OpKey, OpDetail]
 ) -> Sequence[OpInfo]:
     """What each op was, by its ``details``; ops of passes that repeat share what is known of those they repeat.
 
@@ -184,15 +182,12 @@ def _each(short: Shortened, sites: tuple[Site, ...], homes: list[Ints]) -> Itera
             yield inner[shape], (r, i + place)
 
 
-def _detail(site: Site, islands: int) -> dict[str, Any]:
+def _detail(site: Site, islands: int) -> OpDetail:
     """What a viewer is told of a site's transfers; nobody has counted its groups yet."""
     plan = site.plans.each[0]
     request = site.plans.request
     matrix = request.matrix
-    # Of an all-to-all that is not even, what a member sends to others per byte of S, in the mean.
-    uneven = {} if matrix is None else {"between": float(matrix.between.sum()) / matrix.n}
-    within = {"within": True} if request.kernel is not None and request.kernel.within else {}
-    return {
+    detail: OpDetail = {
         "algorithm": plan.algorithm,
         "protocol": plan.protocol,
         "n_channels": plan.n_channels,
@@ -204,12 +199,15 @@ def _detail(site: Site, islands: int) -> dict[str, Any]:
         "latency": plan.latency - plan.host,
         "ceiling": plan.ceiling,
         "n_islands": islands,
-        **uneven,
-        **within,
     }
+    if matrix is not None:
+        detail["between"] = float(matrix.between.sum()) / matrix.n
+    if request.kernel is not None and request.kernel.within:
+        detail["within"] = True
+    return detail
 
 
-def _info(op: Op, role: Role, first: int, detail: dict[str, Any]) -> OpInfo:
+def _info(op: Op, role: Role, first: int, detail: OpDetail) -> OpInfo:
     after = tuple(first + i for i in op.after) if first else tuple(op.after)
     if isinstance(op, Compute):
         facts = op.phase, op.bound, op.nbytes, op.flops, op.step

@@ -168,7 +168,7 @@ def _kernel_args(op: OpInfo) -> Plain:
 
 
 def _collective_args(op: OpInfo, world: int) -> Plain:
-    detail = dict(op.detail)
+    detail = op.detail.copy()
     dtype = str(detail.pop("dtype", "fp32"))
     size = int(detail.pop("group_size", world))
     elements = int(op.nbytes / DTYPE_BYTES.get(dtype, 4))

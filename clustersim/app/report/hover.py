@@ -237,7 +237,7 @@ def _facts(op: OpInfo) -> Iterator[str]:
             yield f"{op.flops / 1e9:,.4g} GFLOP"
     else:
         yield f"{op.kind} of {format_bytes(op.nbytes)}"
-        chosen = [str(op.detail[k]) for k in ("algorithm", "protocol") if op.detail.get(k)]
+        chosen = [name for name in (op.detail.get("algorithm"), op.detail.get("protocol")) if name]
         channels = op.detail.get("n_channels")
         if chosen:
             yield ", ".join(chosen) + (f", {channels} channels" if channels else "")

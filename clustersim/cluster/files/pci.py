@@ -6,11 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from pathlib import Path
 
+from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError, few
 from clustersim.core.paths import data_path
-from clustersim.core.texts import toml
+from clustersim.core.texts import short, toml
 
+_ARCHITECTURES = {"908": ["MI100"], "910": ["MI210", "MI250-GCD", "MI250X-GCD"]}
+"""Shipped GPUs of AMD's architectures, as old dumps call them (910: gfx90a): LLVM, "User Guide for AMDGPU Backend"."""
+_OWN = "--gpu, with a file of `clustersim new device` where no shipped one is it"
 _SOCKETS = "tcp"
 _BY_NAME = (
     (r"rdmap\d|efa_\d", "efa"),
@@ -54,6 +59,29 @@ def gpus_of(device_id: str) -> list[str]:
     (['H100-SXM5-80GB'], ['MI250-GCD', 'MI250X-GCD'], [])
     """
     return _ids().get(device_id.lower(), [])
+
+
+def only_gpu(ids: Collection[str], codes: Collection[str], path: Path) -> Device:
+    """The GPU that all ids of a machine's GPUs name.
+
+    Parameters
+    ----------
+    ids : PCI device ids, "" for none. codes : AMD's architectures without ``gfx``, which old dumps have in their place.
+
+    Raises :class:`TopologyError` where they name none, several, or not the same.
+    """
+    told = {f"the PCI device id {short(device_id) or 'none'}": gpus_of(device_id) for device_id in sorted(ids)}
+    if set(ids) == {""}:
+        told = {f"AMD's architecture {short(code)}": _ARCHITECTURES.get(code, []) for code in sorted(codes) if code}
+    names = sorted({name for several in told.values() for name in several})
+    if len(names) == 1 and all(told.values()):
+        return device(names[0])
+    if not told:
+        raise TopologyError(f"{path}: does not say which GPUs these are; say --gpu")
+    ambiguous = len(told) == 1 and names
+    why = f"which is of {few(names, 3)}" if ambiguous else "which they are is not known"
+    ask = " or ".join(f"--gpu {name}" for name in names) if ambiguous else _OWN
+    raise TopologyError(f"{path}: GPUs of {' and '.join(told)}: {why}; say {ask}")
 
 
 def of_google(direct: bool, few: bool) -> tuple[str, str]:

@@ -14,15 +14,11 @@ from pathlib import Path
 from clustersim.cluster.files import boards, pci, wires
 from clustersim.cluster.files.beside import Beside
 from clustersim.core import errors, gpu_file, texts
-from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError
 from clustersim.core.limits import counted
 
 MOST_PARTS = 4096
 """GPUs, NICs, switches and CPUs of one node."""
-_ARCHITECTURES = {"908": ["MI100"], "910": ["MI210", "MI250-GCD", "MI250X-GCD"]}
-"""Shipped GPUs of AMD's architectures, as old dumps call them (910: gfx90a): LLVM, "User Guide for AMDGPU Backend"."""
-_OWN = "--gpu, with a file of `clustersim new device` where no shipped one is it"
 _NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0}
 """GB/s of one NVLink and direction, by compute capability: NVIDIA's data sheets, as the shipped machines have them."""
 _XGMI = {"MI1": 46.0, "MI21": 50.0, "MI25": 50.0, "MI30": 64.0, "MI32": 64.0, "MI35": 76.8}
@@ -34,7 +30,6 @@ _NIC = "0x02"
 _OTHER = "0x12"
 _MAKERS = ("0x1002", "0x10de")
 """AMD and NVIDIA, whose accelerators without a display are of class 0x12."""
-
 _UNTOLD = "PCIe is of generation 3 with 16 lanes where the file does not say (link_speed), as NCCL takes it"
 
 
@@ -46,7 +41,6 @@ class XmlMachine:
     ) -> None:
         self.path = path
         self.also = also
-        self.gpu_name = gpu
         self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
         self.guessed = bool(root.get("rates"))  # PCIe's too
         self.left = f"the file {root.get('left', 'has the PCI tree alone')}"
@@ -80,7 +74,8 @@ class XmlMachine:
         # NCCL dumps the ids of what it finds, RCCL the architecture; in a file that people write NVLink is filled in.
         found = any(part.get("device") for part in root.iter("pci")) or any(gpu.get("gcn") for gpu in root.iter("gpu"))
         self.written = root.get("source") is None and not found
-        self.kind = self._kind()
+        codes = {gpu.get("gcn", "").removeprefix("gfx") for _, gpu in self.gpus.values()}
+        self.kind = gpu_file.named(gpu) if gpu else pci.only_gpu(self.ids, codes, path)
         self.device = self.kind.name
         self._nvlinks()
         self._board()
@@ -403,20 +398,3 @@ class XmlMachine:
         gone = [name for name in nics if name not in near]
         self.assumed.append(f"{len(gone)} NICs are left out, as --nics says {count}: those away from the GPUs")
         self._without(gone)
-
-    def _kind(self) -> Device:
-        if self.gpu_name:
-            return gpu_file.named(self.gpu_name)
-        told = {f"the PCI device id {texts.short(one) or 'none'}": pci.gpus_of(one) for one in sorted(self.ids)}
-        if self.ids == {""}:  # of old dumps, which say the architecture alone
-            codes = sorted({gpu.get("gcn", "").removeprefix("gfx") for _, gpu in self.gpus.values()})
-            told = {f"AMD's architecture {texts.short(gcn)}": _ARCHITECTURES.get(gcn, []) for gcn in codes if gcn}
-        names = sorted({name for several in told.values() for name in several})
-        if len(names) == 1 and all(told.values()):
-            return device(names[0])
-        if not told:
-            raise TopologyError(f"{self.path}: does not say which GPUs these are; say --gpu")
-        one = len(told) == 1 and names
-        why = f"which is of {errors.few(names, 3)}" if one else "which they are is not known"
-        ask = " or ".join(f"--gpu {name}" for name in names) if one else _OWN
-        raise TopologyError(f"{self.path}: GPUs of {' and '.join(told)}: {why}; say {ask}")

@@ -19,6 +19,7 @@ from clustersim.core.arrays import Ints
 from clustersim.core.errors import TraceError
 from clustersim.core.label import Label
 from clustersim.core.limits import MOST_RANKS, counted
+from clustersim.core.op_infos import OpDetail
 from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM, HOST_STREAM
 from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
 from clustersim.explain.last_rank import SAME_CLOCK
@@ -248,9 +249,16 @@ def _add_collectives(
         starts = [s.start - zero[r] for r, s in by_rank.items()]
         transfer = min(s.end - s.start for s in by_rank.values())
         nbytes = max(s.nbytes for s in by_rank.values())
-        detail = {"group_size": any_one.size, "communicator": any_one.group, "dtype": any_one.dtype, "whole": complete}
-        detail |= {"members": any_one.members} if any_one.members else {}
-        detail |= {"purpose": any_one.purpose} if any_one.purpose else {}
+        detail: OpDetail = {
+            "group_size": any_one.size,
+            "communicator": any_one.group,
+            "dtype": any_one.dtype,
+            "whole": complete,
+        }
+        if any_one.members:
+            detail["members"] = any_one.members
+        if any_one.purpose:
+            detail["purpose"] = any_one.purpose
         if complete:
             detail |= {"transfer_s": transfer, "skew_s": max(starts) - min(starts)}
         name = f"{any_one.kind} {any_one.kernel}".strip()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from clustersim.core.op_infos import OpDetail
 from clustersim.core.program import COMM_STREAM
 from clustersim.core.timeline import OpInfo
 from clustersim.files.traces.profiled import RankCollective, RankTrace, ScheduledAction
@@ -93,7 +94,7 @@ def _between(seen: RankCollective, doing: ScheduledAction, replica: int) -> Key:
 
 def _info(seen: RankCollective, doing: ScheduledAction, message: _MessageTimes) -> OpInfo:
     content = "activations" if doing.label.action == "F" else "gradients"
-    detail: dict[str, int | float | str] = {"group_size": 2, "dtype": seen.dtype}
+    detail: OpDetail = {"group_size": 2, "dtype": seen.dtype}
     if message.took is not None:
         detail |= {"transfer_s": message.took, "skew_s": message.posted - message.came}
     return OpInfo(

@@ -20,6 +20,7 @@ import numpy as np
 from clustersim.core.errors import TraceError, few
 from clustersim.core.label import Label
 from clustersim.core.limits import MOST_RANKS, counted
+from clustersim.core.op_infos import OpDetail
 from clustersim.core.paths import data_path
 from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.core.texts import toml
@@ -290,7 +291,7 @@ def _info(line: OpsLine, met: list[OpsLine]) -> OpInfo:
     name = f"{word.name} {line.microbatch}" if word.action else word.name
     stream = {"pp": f"{COMM_STREAM} pp", "": COMPUTE_STREAM}.get(word.dim, COMM_STREAM)
     bound = "communication" if word.dim else "compute" if word.phase != "other" else "host"
-    detail: dict[str, int | float | str | tuple[int, ...]] = {}
+    detail: OpDetail = {}
     if met:
         starts = [met_line.start for met_line in met]
         members = tuple(sorted(met_line.rank for met_line in met))

@@ -23,7 +23,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.paths import RUN_FILE
 from clustersim.core.saved_run import SavedRun
-from clustersim.core.texts import is_folder, plain_file, there
+from clustersim.core.texts import Plain, is_folder, plain_file, there
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.core.topology import NodeType, Topology
 from clustersim.core.units import format_bytes
@@ -94,12 +94,18 @@ class _SavedLayout(msgspec.Struct):
     version: int
 
 
+class _SavedOp(OpInfo, frozen=True, gc=False):
+    """An op as the file has it: arrays of its detail stand in the file's own columns."""
+
+    detail: Plain = msgspec.field(default_factory=dict)  # type: ignore[assignment]
+
+
 class _SavedWords(_SavedLayout):
     world_size: int
     source: str
     stats: dict[str, float]
     facts: RunFacts
-    ops: tuple[OpInfo, ...]
+    ops: tuple[_SavedOp, ...]
     links: _SavedLinks | None = None
     topology: _SavedMachine | None = None
 
@@ -114,7 +120,8 @@ def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = N
         arrays["rank_node"] = timeline.rank_node
     details = [{key: _kept(value, arrays) for key, value in op.detail.items()} for op in timeline.ops]
     ops = tuple(
-        msgspec.structs.replace(op, detail=op_detail) for op, op_detail in zip(timeline.ops, details, strict=True)
+        _SavedOp(**{**msgspec.structs.asdict(op), "detail": op_detail})
+        for op, op_detail in zip(timeline.ops, details, strict=True)
     )
     links = None if timeline.links is None else _link_words(timeline.links, topology, arrays)
     machine = None if topology is None else _topology_words(topology, arrays)
@@ -230,7 +237,7 @@ def _timeline(saved_words: _SavedWords, arrays: dict[str, Array], topology: Topo
     return Timeline.of_blocks(
         world_size=saved_words.world_size,
         ops=tuple(
-            msgspec.structs.replace(op, detail=op_detail)
+            OpInfo(**{**msgspec.structs.asdict(op), "detail": op_detail})
             for op, op_detail in zip(saved_words.ops, details, strict=True)
         ),
         rank_sets=parts("set", arrays),

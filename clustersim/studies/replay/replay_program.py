@@ -11,6 +11,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.label import Label
+from clustersim.core.op_infos import OpDetail
 from clustersim.core.program import (
     COLLECTIVES,
     COMM_STREAM,
@@ -285,13 +286,13 @@ class ReplayWriter:
         is left out, as a profile leaves it out."""
         origin = np.array(self.origins, dtype=np.int64)
         # "meets" points into the played run's ops, one list a rank; here all ranks of a collective are one op.
-        details = {
-            int(origin[i]): {key: value for key, value in op.detail.items() if key != "meets"}
-            for i, op in reversed(list(enumerate(played.ops)))
-        }
+        details: dict[int, OpDetail] = {}
+        for i, op in reversed(list(enumerate(played.ops))):
+            detail = details[int(origin[i])] = op.detail.copy()
+            detail.pop("meets", None)
         ops = tuple(
             msgspec.structs.replace(
-                op, detail={**op.detail, **details.get(i, {})} if self.groups.get(i) is not None else op.detail
+                op, detail=op.detail | details.get(i, {}) if self.groups.get(i) is not None else op.detail
             )
             for i, op in enumerate(self.measured.ops)
         )

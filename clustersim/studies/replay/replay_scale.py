@@ -204,7 +204,9 @@ def rebucketed(measured: Timeline, bucket: float) -> Timeline:
         bucket_of = np.minimum(np.searchsorted(ends, cuts * (1 - 1e-12)), len(bucket_ops) - 1)
         first = len(ops)
         info = measured.ops[bucket_ops[0]]
-        detail = {k: v for k, v in info.detail.items() if k not in ("transfer_s", "skew_s")} | {"rebucketed": True}
+        detail = info.detail | {"rebucketed": True}
+        detail.pop("transfer_s", None)
+        detail.pop("skew_s", None)
         for k, size in enumerate(np.diff(cuts, prepend=0.0)):
             ops.append(msgspec.structs.replace(info, name=f"all_reduce bucket {k}", nbytes=float(size), detail=detail))
         for k, rank in enumerate(ranks, start=len(measured.rank_sets)):
