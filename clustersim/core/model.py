@@ -329,7 +329,7 @@ class StepCost:
         contention); 0.3 means 10 ms of hidden communication cost 3 ms of compute.
     jitter : float, relative standard deviation of a rank's step.
     recomputed : (n_layers,) bool, whether backward repeats a layer's whole forward; empty for none.
-    forward_launch, backward_launch : (n_layers,) float [s], host time to launch a layer's kernels; None for no cost.
+    forward_launch : (n_layers,) float [s], host time to launch a layer's forward kernels; None for no cost.
     forward_mix, backward_mix : what each layer's seconds are spent on; empty where nobody knows.
     optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
     matrices : what an optimizer does with whole matrices, once for each; in ``optimizer``, too.
@@ -357,7 +357,6 @@ class StepCost:
     notes: tuple[str, ...] = field(default=())
     recomputed: tuple[bool, ...] = ()
     forward_launch: Floats | None = None
-    backward_launch: Floats | None = None
     forward_mix: tuple[Mix, ...] = ()
     backward_mix: tuple[Mix, ...] = ()
     optimizer_traffic: float = 0.0

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from clustersim.app.cli.common import json_option, print_json, working
-from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import markdown_option
 from clustersim.core.errors import ModelError
 from clustersim.model import from_hf
+from tests.evidence.rows_shown import show_rows
 
 HEAD = ("what", "now", "target")
 TESTS = Path(__file__).parents[1]
@@ -38,10 +38,8 @@ def torch_bytes(configs: int, as_json: bool, markdown: bool) -> None:
         rows = [*_of_classes(configs), *_of_peaks()]
     if as_json:
         print_json([dict(zip(HEAD, row, strict=True)) for row in rows])
-    elif markdown:
-        click.echo("\n".join(markdown_table(HEAD, rows)))
     else:
-        stdout().print(number_table("bytes as PyTorch has them", HEAD, rows))
+        show_rows("bytes as PyTorch has them", HEAD, rows, markdown=markdown)
 
 
 Row = tuple[str, str, str]

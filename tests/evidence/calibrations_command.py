@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from clustersim.app.cli.common import PATH, json_option, print_json, working
-from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import markdown_option, percent
 from tests.evidence.expert_score import SHARED
+from tests.evidence.rows_shown import show_rows
 
 if TYPE_CHECKING:
     from tests.evidence.calibrations import ClassSummary
@@ -47,10 +47,7 @@ def calibrations(table: Path, only: str, each: bool, markdown: bool, as_json: bo
         structure = f" ({log.structure})" if log.structure else ""
         click.echo(f"{log.publisher} {log.topology} {log.collective}, {log.share:.0%}{structure}: {errors}")
     cells = [_cells(row) for row in summaries(rows)]
-    if markdown:
-        click.echo("\n".join(markdown_table(HEAD, cells)))
-    else:
-        stdout().print(number_table(f"{len(rows)} logs, median |error|", HEAD, cells))
+    show_rows(f"{len(rows)} logs, median |error|", HEAD, cells, markdown=markdown)
 
 
 def _cells(row: ClassSummary) -> list[str]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.app.cli.common import PATH, json_option, print_json, working
-from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import markdown_option, table_argument
+from tests.evidence.rows_shown import show_rows
 
 if TYPE_CHECKING:
     from tests.evidence.cases import CheckedFigure
@@ -63,10 +63,8 @@ def evidence(folder: Path, quick: bool, as_json: bool, markdown: bool) -> None:
         records.append({"what": GOODPUT, **points})
     if as_json:
         print_json(records)
-    elif markdown:
-        click.echo("\n".join(markdown_table(HEAD, rows)))
     else:
-        stdout().print(number_table(f"evidence: {folder}", HEAD, rows))
+        show_rows(f"evidence: {folder}", HEAD, rows, markdown=markdown)
 
 
 def _cells(line: EvidenceLine) -> list[str]:
@@ -103,10 +101,7 @@ def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) ->
         click.echo(template.format(**overall))
         return
     rows = [_case_cells(figure) for figure in checked]
-    if markdown:
-        click.echo("\n".join(markdown_table(CASES_HEAD, rows)))
-    else:
-        stdout().print(number_table(f"published trainings: {table}", CASES_HEAD, rows))
+    show_rows(f"published trainings: {table}", CASES_HEAD, rows, markdown=markdown)
     click.echo("\n" + template.format(**overall))
     for figure in checked if not markdown else ():
         click.echo(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.app.cli.common import PATH, json_option, print_json, working
-from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import markdown_option
+from tests.evidence.rows_shown import show_rows
 
 if TYPE_CHECKING:
     from tests.evidence.expert_score import ScoreLine
@@ -44,7 +44,5 @@ def print_lines(title: str, lines: list[ScoreLine], *, as_json: bool, markdown: 
     ]
     if as_json:
         print_json({"lines": [asdict(line) for line in lines]})
-    elif markdown:
-        click.echo("\n".join(markdown_table(HEAD, cells, words=4)))
     else:
-        stdout().print(number_table(title, HEAD, cells, words=4))
+        show_rows(title, HEAD, cells, markdown=markdown, words=4)

@@ -42,8 +42,7 @@ class RealFault(msgspec.Struct, frozen=True):
     @property
     def is_right(self) -> bool:
         """Cause and place."""
-        grade = graded(self.given, self.right)
-        return grade.cause and grade.place
+        return graded(self.given, self.right).is_right
 
 
 def real_faults(faults: Iterable[str] = tuple(REAL_FAULTS), times: int = 1) -> Iterator[RealFault]:

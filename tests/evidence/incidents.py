@@ -61,8 +61,7 @@ class DiagnosedIncident(msgspec.Struct, frozen=True):
     @property
     def is_right(self) -> bool:
         """Cause and place."""
-        grade = graded(self.given, self.right)
-        return grade.cause and grade.place
+        return graded(self.given, self.right).is_right
 
     @property
     def is_wrong(self) -> bool:

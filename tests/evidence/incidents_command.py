@@ -8,11 +8,11 @@ import click
 import msgspec
 
 from clustersim.app.cli.common import json_option, print_json, working
-from clustersim.app.cli.tables import markdown_table, number_table, stdout
 from clustersim.app.cli.validate import markdown_option, percent
 from clustersim.studies.exam import DIFFICULTIES
 from tests.evidence.gloo_faults import RealFault
 from tests.evidence.incidents import DiagnosedIncident, IncidentShare
+from tests.evidence.rows_shown import show_rows
 
 HEAD = ("incidents", "files", "count", "cause and place right", "target", "confident", "confident and wrong", "target")
 COMPLETE = ("easy", "all files")
@@ -48,10 +48,7 @@ def incidents(seeds: int, first: int, difficulty: str, gloo: int, kinds: bool, m
         return
     cells = [cell for name, table in tables.items() for cell in _cells(name, table)]
     title = f"planted incidents, seeds {first} to {first + seeds - 1}"
-    if markdown:
-        click.echo("\n".join(markdown_table(HEAD, cells)))
-    else:
-        stdout().print(number_table(title, HEAD, cells))
+    show_rows(title, HEAD, cells, markdown=markdown)
     for line in _others(rows, gloo):
         click.echo(line)
     for name, own in rows.items() if kinds else ():

@@ -10,12 +10,11 @@ import click
 from msgspec import UNSET, UnsetType, to_builtins
 
 from clustersim.app.cli.common import PATH, json_option, print_json, working
-from clustersim.app.cli.tables import markdown_table, number_table, stdout
+from clustersim.app.cli.tables import number_table, stdout
 from clustersim.app.cli.validate import markdown_option, percent
+from tests.evidence.rows_shown import show_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from clustersim.calibrate.score import Statistics
     from tests.evidence.order import OrderSummary
     from tests.evidence.predictions import MovedPrediction
@@ -53,19 +52,17 @@ def score(predictions: Path, as_json: bool, markdown: bool) -> None:
     if as_json:
         print_json(to_builtins(result))
         return
-    _print(f"predictions: {predictions}", HEAD, map(_part_cells, result.parts), markdown)
+    show_rows(f"predictions: {predictions}", HEAD, map(_part_cells, result.parts), markdown=markdown)
     if result.order:
         click.echo()
-        _print("the order of what is compared", ORDER, (_order_cells(*row) for row in result.order.items()), markdown)
+        show_rows(
+            "the order of what is compared",
+            ORDER,
+            (_order_cells(*row) for row in result.order.items()),
+            markdown=markdown,
+        )
     for row, reason in () if markdown else result.unscored.items():
         click.echo(f"not scored: {row}: {reason}")
-
-
-def _print(title: str, head: Sequence[str], rows: Iterable[list[str]], markdown: bool) -> None:
-    if markdown:
-        click.echo("\n".join(markdown_table(head, rows)))
-    else:
-        stdout().print(number_table(title, head, rows))
 
 
 def _part_cells(part: ScoredPart) -> list[str]:

@@ -83,7 +83,6 @@ def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
         notes=(*_notes(where), *_paged(model, how.optimizer, element)),
         recomputed=tuple(how.activation_checkpointing == "full" and layer.kind == "block" for layer in model.layers),
         forward_launch=np.array([cost.launch for cost in forward]),
-        backward_launch=np.array([cost.launch for cost in backward]),
         forward_mix=tuple(cost.mix for cost in forward),
         backward_mix=tuple(cost.mix for cost in backward),
         optimizer_traffic=fused_traffic(model, how.optimizer, element_bytes=element),

@@ -34,6 +34,11 @@ class ExamGrade(msgspec.Struct, frozen=True):
     right: ExamAnswer
 
     @property
+    def is_right(self) -> bool:
+        """Cause and place."""
+        return self.cause and self.place
+
+    @property
     def points(self) -> int:
         """Of :data:`MOST`."""
         return int(self.cause) + int(self.place)

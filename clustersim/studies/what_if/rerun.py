@@ -73,9 +73,13 @@ def _faster(prepared: Prepared, knob: str, factor: float) -> float:
         """An op, faster where one of the bounds holds it."""
         if not isinstance(op, Compute) or op.bound not in bounds:
             return op
-        return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
+        return _sooner(op, factor)
 
     return step_time(replace(prepared, program=altered(prepared.program, one)).run().timeline)
+
+
+def _sooner(op: Compute, factor: float) -> Compute:
+    return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
 
 
 def links_of(topology: Topology, knob: str) -> Bools:
@@ -135,7 +139,7 @@ def _copies_faster(prepared: Prepared, wider: Topology, factor: float) -> Progra
         if not isinstance(op, Compute) or op.phase != "memcpy" or op.stream not in {D2H_STREAM, H2D_STREAM}:
             return op
         gain = gains[0] if op.stream == D2H_STREAM else gains[1]
-        return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / gain)
+        return _sooner(op, gain)
 
     return altered(prepared.program, copied)
 
