@@ -112,10 +112,10 @@ def test_hybridep_moves_tokens_as_fast_as_its_authors_measured(
 ) -> None:
     sizes = {"hidden": "7168", "experts": str(8 * ranks), "topk": "8", "sms": "16", "dtype": "bf16", "tokens": "4096"}
     nodes = str(ranks // 4) if system == "gb200" else "1"
-    row = {"system": system, "nodes": nodes, "ranks": str(ranks), "what": "trtllm_alltoall", **sizes}
+    row = {"system": system, "nodes": nodes, "ranks": str(ranks), "what": "hybridep", **sizes}
     moved = 4096 * 7168 * 2 * distinct(ranks, 8 * ranks, 8)
     for kind, rate in (("dispatch", dispatch), ("combine", combine)):
-        assert expert_score.kernel_seconds({**row, "kind": kind}) == pytest.approx(moved / rate / 1e9, rel=0.18)
+        assert expert_score.kernel_seconds({**row, "kind": kind}) == pytest.approx(moved / rate / 1e9, rel=0.1)
 
 
 def _in_8_bits(**parallel: object) -> float:

@@ -1,16 +1,21 @@
 """What the kernels of DeepEP and its kin take for a dispatch or a combine, in place of NCCL's sends and receives.
 
-A few SMs copy each token once for every rank, or node, that wants it (deepseek-ai/DeepEP csrc/kernels/intranode.cu,
+DeepEP's few SMs copy each token once for every rank, or node, that wants it (deepseek-ai/DeepEP csrc/kernels/intranode.cu,
 internode.cu):
 
     ``start + max(wire, tokens (token + copies (copy + row / rate)) / sms)``
 
 with the SMs that the kernels are given, or, between nodes, a message for each token and node. GPUs post those by
 themselves (IBGDA) on InfiniBand and RoCE; where they cannot, a thread of the host does, one message after the other.
+
+HybridEP writes each copy where it belongs over NVLink, and all ranks wait for each other at the end:
+
+    ``start + doubling log2(ranks) + links wire``
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -36,6 +41,19 @@ class KernelConstants(msgspec.Struct, frozen=True):
     rate: float
 
 
+class OneSided(msgspec.Struct, frozen=True):
+    """Of one kind of kernel that writes into its peers' memory over NVLink.
+
+    Parameters
+    ----------
+    start, doubling : [s], and what each doubling of the ranks adds. links : its bytes' time, over NCCL's sends'.
+    """
+
+    start: float
+    doubling: float
+    links: float
+
+
 CONSTANTS: Mapping[str, KernelConstants] = MappingProxyType(
     {
         "dispatch": KernelConstants(31.6e-6, 45e-6, 9e-6, 451e-9, 85e-9, 28.1e9),
@@ -45,6 +63,14 @@ CONSTANTS: Mapping[str, KernelConstants] = MappingProxyType(
 """Least squares of the logarithms over DeepEP's normal kernels on H100, B200 and GB200 (github.com/ai-dynamo/
 aiconfigurator, 4 to 24 SMs, 1 to 131,072 tokens): each GPU is 8 to 21 % off when the others are fitted, 10.6 % in the
 median."""
+HYBRIDEP: Mapping[str, OneSided] = MappingProxyType(
+    {"dispatch": OneSided(11.7e-6, 1.8e-6, 1.03), "combine": OneSided(11.4e-6, 3.7e-6, 1.13)}
+)
+"""Starts are those of TensorRT-LLM's one-sided all-to-all on 2 to 32 GB200 of a rack (github.com/ai-dynamo/
+aiconfigurator, 1 to 65,536 tokens), which has all SMs and is as fast as NCCL's sends on its links, 655 to 673 GB/s from
+four ranks on: any number of ranks is 2 to 12 % off, in the median, when the others are fitted. ``links`` is HybridEP's
+own on 16 SMs, as its authors measured it on 8 to 36 ranks of B200 and GB200 (deepseek-ai/DeepEP
+docs/README_Hybrid-EP.md): 1 to 10 % off each."""
 LINKS = 1.15
 """Their bytes' time on NVLink, over that of NCCL's sends: 153 to 158 GB/s of an H800's 200 (DeepEP's README)."""
 POSTED: Mapping[tuple[str, str], float] = MappingProxyType({("deepep", "efa"): 1.8e-6, ("uccl", "efa"): 3.2e-6})
@@ -55,17 +81,23 @@ backward what is within its calls: so played, steps by NVSHMEM are 19 % too fast
 too fast to 19 % too slow, the small ones too fast. As if nothing were hidden both would be half of that."""
 
 
-def kernel_time(kernel: ExchangeKernel, nbytes: float, dtype: str, islands: int, net: str) -> Callable[[float], float]:
+def kernel_time(
+    kernel: ExchangeKernel, nbytes: float, dtype: str, ranks: int, islands: int, net: str
+) -> Callable[[float], float]:
     """Seconds of a dispatch or combine whose bytes take ``wire`` seconds on the links.
 
     Parameters
     ----------
-    nbytes : [bytes] that a rank sends, its own copies included. dtype : of the elements. islands : NVLink domains that
-    the group spans. net : transport between them.
+    nbytes : [bytes] that a rank sends, its own copies included. dtype : of the elements. ranks : of the group.
+    islands : NVLink domains that the group spans. net : transport between them.
     """
     constants = CONSTANTS[kernel.phase]
     row = kernel.row * DTYPE_BYTES[dtype]
     copies = nbytes / row
+    if kernel.library == "hybridep" and not kernel.far:
+        one_sided = HYBRIDEP[kernel.phase]
+        begin = one_sided.start + one_sided.doubling * math.log2(max(1.0, ranks / islands))
+        return lambda wire: begin + one_sided.links * wire
     if kernel.far:
         start = constants.far_start + constants.per_node * islands
         least = copies * POSTED.get((kernel.library, net), 0.0)

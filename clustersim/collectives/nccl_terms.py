@@ -320,7 +320,7 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
     group_placement = placement(group)
     if request.kernel is not None:
         islands = group_placement.islands
-        return kernel_time(request.kernel, request.nbytes, request.dtype, islands, group_placement.net)
+        return kernel_time(request.kernel, request.nbytes, request.dtype, group.size, islands, group_placement.net)
     loads = loads_of(request, group, "direct", 1)
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:

@@ -32,7 +32,7 @@ from clustersim.scenario.file.reading import read_toml
 from clustersim.studies.what_if.folded import folded
 from clustersim.training.parallel import Routing
 from clustersim.training.partition.dispatch import ExpertSpread, Mixture, hops
-from clustersim.training.partition.routing import ExpertRouter, routed
+from clustersim.training.partition.routing import ExpertRouter, distinct, routed
 from tests.evidence.hybrid_rows import measured, scenario_table
 from tests.evidence.order import SAME
 from tests.evidence.step_rows import COLUMNS, publisher
@@ -262,15 +262,26 @@ def kernel_seconds(row: Table) -> float:
     sms = int(row["sms"])
     spread = ExpertSpread(mixture, ranks, 1, float(tokens), tokens_routed, reach, "flex", backend, True, sms)
     group = _group(TOPOLOGIES[row["system"]], nodes, ranks)
+    more = _apart(mixture, ranks) if row["what"] == "trtllm_alltoall" else 1.0
     width = BYTES["bf16"] if row["kind"] in FULL_WIDTH else BYTES[row["dtype"]]
     planned = []
     for exchange in hops(spread, row["kind"], "F", home=row["kind"] == "combine"):
         kernel = exchange.kernel
         if kernel is not None:  # scales and 8-bit elements make a row that many 16-bit ones
-            kernel = msgspec.structs.replace(kernel, row=kernel.row * width / 2.0)
-        request = Request("all_to_all", exchange.elements * width, dtype="bf16", matrix=exchange.matrix, kernel=kernel)
+            kernel = msgspec.structs.replace(kernel, row=kernel.row * width / 2.0, copies=kernel.copies * more)
+        nbytes = exchange.elements * more * width
+        request = Request("all_to_all", nbytes, dtype="bf16", matrix=exchange.matrix, kernel=kernel)
         planned.append(collectives.plan(request, group).time(group.topology.link_bandwidth))
     return max(planned)
+
+
+def _apart(mixture: Mixture, ranks: int) -> float:
+    """Copies of a token whose experts are on ranks of their own, over those of one that chooses at random.
+
+    So tokens of NVLink all-to-all timings choose: ai-dynamo/aiconfigurator collector/network/slurm/
+    collect_trtllm_alltoall.py, ``generate_balanced_expert_ids``. DeepEP's test draws scores at random.
+    """
+    return min(ranks, mixture.per_token) / distinct(ranks, mixture.experts, mixture.per_token)
 
 
 def _group(topology: str, nodes: int, ranks: int) -> Group:

@@ -354,10 +354,8 @@ def hops(
     carried = copies_of(s)
     for hop, (copies, matrix) in carried.items():
         directed = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
-        kernel = None
-        if s.backend != "hybridep":
-            far = hop == "rdma"
-            kernel = ExchangeKernel(s.backend, phase, row, copies, s.sms, far, within=not far and len(carried) > 1)
+        far = hop == "rdma"
+        kernel = ExchangeKernel(s.backend, phase, row, copies, s.sms, far, within=not far and len(carried) > 1)
         exchanges.append(
             Exchange(
                 f"{exchange_name} {hop}",
