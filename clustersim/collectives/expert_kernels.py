@@ -1,14 +1,14 @@
 """What the kernels of DeepEP and its kin take for a dispatch or a combine, in place of NCCL's sends and receives.
 
-DeepEP's few SMs copy each token once for every rank, or node, that wants it (deepseek-ai/DeepEP csrc/kernels/intranode.cu,
-internode.cu):
+DeepEP's few SMs copy each token once for every rank, or node, that wants it (deepseek-ai/DeepEP csrc/kernels/
+{intranode,internode}.cu):
 
     ``start + max(wire, tokens (token + copies (copy + row / rate)) / sms)``
 
 with the SMs that the kernels are given, or, between nodes, a message for each token and node. GPUs post those by
 themselves (IBGDA) on InfiniBand and RoCE; where they cannot, a thread of the host does, one message after the other.
 
-HybridEP writes each copy where it belongs over NVLink, and all ranks wait for each other at the end:
+HybridEP writes each copy where it belongs over NVLink (branch hybrid-ep), and all ranks wait for each other at the end:
 
     ``start + doubling log2(ranks) + links wire``
 """
@@ -46,7 +46,8 @@ class OneSided(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    start, doubling : [s], and what each doubling of the ranks adds. links : its bytes' time, over NCCL's sends'.
+    start, doubling : [s], and what each doubling of the ranks adds. links : its bytes' time, over that of NCCL's sends
+        without the copy of a member's own part.
     """
 
     start: float
@@ -64,13 +65,12 @@ CONSTANTS: Mapping[str, KernelConstants] = MappingProxyType(
 aiconfigurator, 4 to 24 SMs, 1 to 131,072 tokens): each GPU is 8 to 21 % off when the others are fitted, 10.6 % in the
 median."""
 HYBRIDEP: Mapping[str, OneSided] = MappingProxyType(
-    {"dispatch": OneSided(11.7e-6, 1.8e-6, 1.03), "combine": OneSided(11.4e-6, 3.7e-6, 1.13)}
+    {"dispatch": OneSided(11.7e-6, 1.8e-6, 1.08), "combine": OneSided(11.4e-6, 3.7e-6, 1.19)}
 )
 """Starts are those of TensorRT-LLM's one-sided all-to-all on 2 to 32 GB200 of a rack (github.com/ai-dynamo/
-aiconfigurator, 1 to 65,536 tokens), which has all SMs and is as fast as NCCL's sends on its links, 655 to 673 GB/s from
-four ranks on: any number of ranks is 2 to 12 % off, in the median, when the others are fitted. ``links`` is HybridEP's
-own on 16 SMs, as its authors measured it on 8 to 36 ranks of B200 and GB200 (deepseek-ai/DeepEP
-docs/README_Hybrid-EP.md): 1 to 10 % off each."""
+aiconfigurator, 1 to 65,536 tokens), which has all SMs and moves 655 to 673 GB/s of the links' 900, on two ranks as on a
+rack: any number of ranks is 2 to 12 % off, in the median, when the others are fitted. ``links`` is HybridEP's own on 16
+SMs, as its authors measured it on 8 to 36 ranks of B200 and GB200 (deepseek-ai/DeepEP docs/README_Hybrid-EP.md)."""
 LINKS = 1.15
 """Their bytes' time on NVLink, over that of NCCL's sends: 153 to 158 GB/s of an H800's 200 (DeepEP's README)."""
 POSTED: Mapping[tuple[str, str], float] = MappingProxyType({("deepep", "efa"): 1.8e-6, ("uccl", "efa"): 3.2e-6})
@@ -79,6 +79,15 @@ proxies over EFA (awslabs/awsome-distributed-ai, Qwen3-30B-A3B on p5, from 512 t
 to four). The host, which calls as slowly there, hides all of an exchange but a dispatch that it waits for, and in
 backward what is within its calls: so played, steps by NVSHMEM are 19 % too fast to 9 % too slow, and those by UCCL 34 %
 too fast to 19 % too slow, the small ones too fast. As if nothing were hidden both would be half of that."""
+
+
+def one_sided(kernel: ExchangeKernel | None) -> bool:
+    """Whether a kernel writes into its peers' memory, with all that NVLink lets through.
+
+    >>> one_sided(ExchangeKernel("hybridep", "dispatch", 7168.0, 5.3, 16))
+    True
+    """
+    return kernel is not None and kernel.library == "hybridep"
 
 
 def kernel_time(
@@ -94,10 +103,10 @@ def kernel_time(
     constants = CONSTANTS[kernel.phase]
     row = kernel.row * DTYPE_BYTES[dtype]
     copies = nbytes / row
-    if kernel.library == "hybridep" and not kernel.far:
-        one_sided = HYBRIDEP[kernel.phase]
-        begin = one_sided.start + one_sided.doubling * math.log2(max(1.0, ranks / islands))
-        return lambda wire: begin + one_sided.links * wire
+    if one_sided(kernel) and not kernel.far:
+        of_phase = HYBRIDEP[kernel.phase]
+        begin = of_phase.start + of_phase.doubling * math.log2(max(1.0, ranks / islands))
+        return lambda wire: begin + of_phase.links * wire
     if kernel.far:
         start = constants.far_start + constants.per_node * islands
         least = copies * POSTED.get((kernel.library, net), 0.0)

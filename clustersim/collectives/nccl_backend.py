@@ -21,6 +21,7 @@ from clustersim.collectives import nccl_terms as terms
 from clustersim.collectives.base import Channel, Group, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
+from clustersim.collectives.expert_kernels import one_sided
 from clustersim.collectives.nccl.constants import ALGORITHMS as TUNED_ALGORITHMS
 from clustersim.collectives.nccl.constants import PROTOCOLS
 from clustersim.collectives.nccl.search import search_channels
@@ -40,7 +41,8 @@ TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "r
 
 
 class NcclPick(NamedTuple):
-    """What NCCL picks, and for what, whatever the size."""
+    """What NCCL picks, and for what, whatever the size; ``one_sided`` : a library's kernel makes it instead, which
+    copies a member's own part beside the others'."""
 
     kind: str
     root: int
@@ -48,6 +50,7 @@ class NcclPick(NamedTuple):
     algorithm: str
     protocol: str
     n_channels: int
+    one_sided: bool = False
 
     def loads(self, group: Group) -> PathLoads:
         """Bytes on links per byte of S."""
@@ -74,7 +77,8 @@ class NcclChoice(msgspec.Struct, frozen=True, eq=False, dict=True):
     def picked(self) -> NcclPick:
         """Equal for choices of a group that differ in size alone."""
         request = self.request
-        return NcclPick(request.kind, request.root, request.matrix, self.algorithm, self.protocol, self.n_channels)
+        made = (self.algorithm, self.protocol, self.n_channels, one_sided(request.kernel))
+        return NcclPick(request.kind, request.root, request.matrix, *made)
 
     @cached_property
     def loads(self) -> PathLoads:
@@ -173,8 +177,13 @@ def _pace_and_hops(chosen: NcclChoice, costs: CommunicationCosts) -> tuple[float
     """Seconds per byte of S on the narrowest link, and seconds of the hops."""
     shares, ceiling, hops = _limits(chosen.group, chosen.picked, chosen.loads, costs)
     pace = float((chosen.paces / shares).sum(axis=1).max(initial=0.0))
-    pace *= terms.start_and_end(chosen.request.kind, chosen.algorithm, chosen.loads, chosen.group, costs)
+    pace *= _start_and_end(chosen.group, chosen.picked, chosen.loads, costs)
     return max(pace, 1.0 / ceiling), hops
+
+
+def _start_and_end(group: Group, picked: NcclPick, loads: PathLoads, costs: CommunicationCosts) -> float:
+    """How many times longer than its bytes on the links what is picked takes inside one NVLink domain."""
+    return 1.0 if picked.one_sided else terms.start_and_end(picked.kind, picked.algorithm, loads, group, costs)
 
 
 def _limits(group: Group, picked: NcclPick, loads: PathLoads, costs: CommunicationCosts) -> tuple[Floats, float, float]:
@@ -212,7 +221,7 @@ def _way(group: Group, picked: NcclPick, costs: CommunicationCosts) -> _GroupLoa
     weights = weights[used]
     if len(links):
         alone = float(np.min(group.topology.link_bandwidth[links] / weights))
-        longer = terms.start_and_end(picked.kind, picked.algorithm, loads, group, costs)
+        longer = _start_and_end(group, picked, loads, costs)
         ceiling = min(ceiling, alone / longer) if longer > 1.0 else ceiling
         rate = min(ceiling, alone)
     else:

@@ -36,8 +36,9 @@ class ExchangeKernel(msgspec.Struct, frozen=True, gc=False):
 
     Parameters
     ----------
-    library : ``"deepep"`` or ``"uccl"``. phase : ``"dispatch"`` or ``"combine"``. row : elements of a token.
-    copies : of a token, to ranks or nodes. sms : that the kernel runs on. far : between nodes, and not inside them.
+    library : ``"deepep"``, ``"uccl"`` or ``"hybridep"``. phase : ``"dispatch"`` or ``"combine"``. row : elements of a
+    token. copies : of a token, to ranks or nodes. sms : that DeepEP's kernel runs on. far : between nodes, and not
+    inside them.
     within : this is a hop of a kernel that is listed beside it, and runs on that one's SMs.
     """
 
