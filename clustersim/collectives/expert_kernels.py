@@ -69,8 +69,9 @@ HYBRIDEP: Mapping[str, OneSided] = MappingProxyType(
 )
 """Starts are those of TensorRT-LLM's one-sided all-to-all on 2 to 32 GB200 of a rack (github.com/ai-dynamo/
 aiconfigurator, 1 to 65,536 tokens), which has all SMs and moves 655 to 673 GB/s of the links' 900, on two ranks as on a
-rack: any number of ranks is 2 to 12 % off, in the median, when the others are fitted. ``links`` is HybridEP's own on 16
-SMs, as its authors measured it on 8 to 36 ranks of B200 and GB200 (deepseek-ai/DeepEP docs/README_Hybrid-EP.md)."""
+rack: any number of ranks is 2 to 12 % off, in the median, when the others are fitted. What it takes a token, 10 ns, is
+left out, since it binds on two ranks in 4 bits alone. ``links`` is HybridEP's own on 16 SMs, as its authors measured it
+on 8 to 36 ranks (deepseek-ai/DeepEP docs/README_Hybrid-EP.md): GB200 is within 7 % with it, and B200, left out, 5 %."""
 LINKS = 1.15
 """Their bytes' time on NVLink, over that of NCCL's sends: 153 to 158 GB/s of an H800's 200 (DeepEP's README)."""
 POSTED: Mapping[tuple[str, str], float] = MappingProxyType({("deepep", "efa"): 1.8e-6, ("uccl", "efa"): 3.2e-6})
