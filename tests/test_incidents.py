@@ -13,6 +13,7 @@ from clustersim.core.timeline import step_ends
 from clustersim.explain.explain import explain
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.stalls import causes, stalls
+from clustersim.explain.where import where
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.scenario.run.misplaced import leaf_of
 from clustersim.studies.what_if.otherwise import each_change
@@ -255,3 +256,58 @@ def test_a_rank_whose_loader_is_slow_is_named_with_what_its_peers_wait(name):
     assert added > 0.1
     assert table["cost_s"][0] == pytest.approx(added, rel=0.25)
     assert "on rank 3, where the median rank takes 1 ms; the others wait for it" in table["text"][0]
+
+
+SERVED: dict[str, Any] = {"run.jitter": 0.0, "run.steps": 6}
+OTHERS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "server": ("ps_sync_cpu_1x8", {}, 3),
+    "small batches": ("ps_sync_cpu_1x8", {"strategy.micro_batch_size": 4}, 0),
+    "two servers": ("ps_sync_cpu_1x8", {"strategy.servers": 2}, 5),
+    "bounded staleness": ("ps_async_1x8", SERVED | {"strategy.staleness": 1}, 3),
+    "1F1B, first stage": ("1f1b_gpt2_xl_1x8_a100", {}, 0),
+    "1F1B, middle": ("1f1b_gpt2_xl_1x8_a100", {}, 3),
+    "interleaved": ("interleaved_gpt2_xl_1x8_a100", {}, 0),
+    "replicas": ("1f1b_gpt2_xl_1x8_a100", {"parallel.pp": 4, "model.name": "gpt2-medium"}, 3),
+    "TP": ("1f1b_gpt2_xl_1x8_a100", {"parallel.pp": 4, "parallel.tp": 2, "model.name": "gpt2-medium"}, 3),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_slow_loader_is_named_beside_a_server_and_in_a_pipeline(case):
+    """It was the parameter server's fault, or the pipeline's bubble: 25 of 200 ms were charged to the loader."""
+    name, changes, rank = OTHERS[case]
+    slow = [{"kind": "slow_data", "rank": rank, "pause": "200 ms"}]
+    base, late = (scenarios.load(name, changes | more).run().timeline for more in ({}, {"incident": slow}))
+    table = stalls(causes(late))
+    added = steady_window(late).step_time - steady_window(base).step_time
+    loader = np.flatnonzero((table["cause"] == "host") & (table["subject"] == "input")).tolist()
+    assert loader, table["cause"]
+    assert added > 0.1
+    assert table["cost_s"][loader[0]] == pytest.approx(added, rel=0.35)
+    assert f"on rank {rank}" in table["text"][loader[0]]
+    assert "the others wait for it" in table["text"][loader[0]]
+    assert "parameter server" not in table["cause"][:1]
+    if "stage" not in case and case not in {"1F1B, middle", "interleaved", "replicas"}:  # those have a heavy head, too
+        assert loader == [0]
+
+
+@pytest.mark.parametrize(("mode", "place"), [("sync", "cpu"), ("sync", "worker"), ("async", "cpu")])
+def test_a_slow_gpu_beside_a_server_is_no_fault_of_the_server(mode, place):
+    """Of a worker at half its pace it was said that the parameter server holds seven others."""
+    changes: dict[str, Any] = {
+        "strategy.mode": mode,
+        "strategy.server": place,
+        "cluster.slow": [{"ranks": [3], "speed": 0.5}],
+    }
+    changes |= {"strategy.staleness": 1} if mode == "async" else {}
+    table = stalls(causes(scenarios.load("ps_sync_cpu_1x8", changes).run().timeline))
+    assert (table["cause"][0], table["subject"][0]) == ("slow rank", "rank 3")
+
+
+def test_what_a_pipeline_waits_for_a_late_host_is_a_part_of_its_bubble():
+    """It was told as the tail of the step, and as gradients that are waited for."""
+    slow = [{"kind": "slow_data", "rank": 0, "pause": "200 ms"}]
+    base, late = (where(scenarios.load("1f1b_gpt2_xl_1x8_a100", c).run().timeline) for c in ({}, {"incident": slow}))
+    assert "host" not in base[0].bubble
+    assert late[0].bubble["host"] == pytest.approx(7 / 8 * 0.2, rel=0.02)  # seven stages wait for the first one
+    assert late[0].bubble["tail"] == pytest.approx(base[0].bubble["tail"], abs=0.005)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from clustersim.explain.pieces import (
     by_class,
     by_structure,
     is_server,
+    own_work_of_host,
     staged,
     workers,
 )
@@ -53,7 +55,7 @@ class Blame:
 
 class LostSeconds(NamedTuple):
     """Seconds that each rank of a class (``owner``) lost in one op by one rule, from its first piece of the partition
-    to its last; ``state`` is the first one's."""
+    to its last, of which one is the ``longest``; ``state`` is the first one's."""
 
     seconds: float
     piece: int
@@ -62,6 +64,7 @@ class LostSeconds(NamedTuple):
     op: int
     rule: int
     state: int
+    longest: int
 
 
 @dataclass
@@ -83,13 +86,21 @@ class Charge:
     ranks: set[int] = field(default_factory=set)
 
 
-def _last_rank(timeline: Timeline) -> int:
-    """The rank that ends last; of several the first, -1 for none."""
-    ends = timeline.per_op()["end"]
-    if not np.isfinite(ends).any():
-        return -1
-    spans = columns_of(timeline).of(int(np.argmax(ends)))
-    return int(spans.ranks[int(np.argmax(spans.end))])
+def _last_rank(timeline: Timeline, servers: Set[int]) -> tuple[int, int]:
+    """The rank that ends last, and of those that train the one that does; of several the first, -1 for none."""
+    columns = columns_of(timeline)
+    ends = np.nan_to_num(timeline.per_op()["end"], nan=-np.inf, posinf=-np.inf)
+    last = -1
+    for op in np.argsort(-ends, kind="stable").tolist():
+        if not np.isfinite(ends[op]):
+            break
+        spans = columns.of(op)
+        by_end = spans.ranks[np.argsort(-spans.end, kind="stable")].tolist()
+        last = int(by_end[0]) if last < 0 else last
+        trains = [rank for rank in by_end if rank not in servers]
+        if trains:
+            return last, int(trains[0])
+    return last, last
 
 
 def messages(op: OpInfo) -> str:
@@ -115,7 +126,9 @@ class ChargeBook:
         self._weights = self.weight.tolist()
         self._counted: set[tuple[tuple[str, str], int]] = set()  # causes, and classes whose ranks they have
         self._servers = set(np.flatnonzero(works == 0).tolist())
-        self._last_rank = _last_rank(timeline)
+        self.chase = Chase(timeline, cut, self.slow)
+        self._staged = staged(timeline)  # a message waits on while its stage computes
+        self._last_rank = _last_rank(timeline, self._servers)
         self.could_hide = [reduces(op) and op.stream != COMPUTE_STREAM for op in timeline.ops]
         self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
 
@@ -134,12 +147,12 @@ class ChargeBook:
         ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
         first = who[order[ptr]]
         last = who[order[np.append(ptr[1:], len(order)) - 1]]
-        columns = (seconds, first, last, *(of[first] for of in (cut.owner, cut.op, cut.why, cut.state)))
+        longest = who[np.lexsort((-cut.seconds[who], inverse))[ptr]]
+        columns = (seconds, first, last, *(of[first] for of in (cut.owner, cut.op, cut.why, cut.state)), longest)
         waits: list[LostSeconds] = []
         plain: dict[tuple[int, int, int], Blame] = {}
         all_lost = list(map(LostSeconds, *(column.tolist() for column in columns)))
-        chase = Chase(self.timeline, cut, self.slow)
-        moved = self._behind_slow(all_lost, chase)
+        moved = self._behind_slow(all_lost)
         for lost in all_lost:
             if lost.rule in _WAITS:
                 waits.append(lost)
@@ -155,15 +168,16 @@ class ChargeBook:
             if plain_blame is None:
                 plain_blame = plain[facts] = self._plain(*facts)
             self.add(plain_blame, lost)
-        self._waits(waits, chase)
+        self._waits(waits)
 
     def _launching(self) -> Floats:
         """(ops,) what share of its time launching an op's kernels takes beyond them, where it is launched more slowly
         than they run: its kernels' own work is not lost, and no other table counts it as launching."""
         return of_each(self.timeline.ops, lambda op: by_class(op).get(_LAUNCH, 0.0), np.float64)
 
-    def _behind_slow(self, all_lost: list[LostSeconds], chase: Chase) -> dict[tuple[int, int], tuple[float, Blame]]:
+    def _behind_slow(self, all_lost: list[LostSeconds]) -> dict[tuple[int, int], tuple[float, Blame]]:
         """By op and rank class: seconds of exposed transfers that began late because of a slow rank, and its blame."""
+        chase = self.chase
         if not (self.slow.any() or chase.late_hosts.any()):
             return {}
         waited: SecondsOf = {}
@@ -191,7 +205,7 @@ class ChargeBook:
         if why == PieceRule.TRANSFER:
             return self.of_transfer(op)
         if why == PieceRule.NOTHING:
-            return replace(self._of_nothing(), holder=self._last_rank)
+            return self._of_nothing()
         info = self.timeline.ops[op]
         if why != PieceRule.HOST_WORK and state == PieceState.LAUNCH:
             return Blame("launch", "kernels")
@@ -201,14 +215,20 @@ class ChargeBook:
         return Blame("calls", "layers") if called else Blame("host copies", sort_of(info.name))
 
     def _of_nothing(self) -> Blame:
-        """Of ranks without anything left to do: whoever ends last holds them."""
+        """Of ranks without anything left to do: whoever ends last holds them, a worker that is late by itself, too,
+        whose gradients a server has to wait for."""
+        last, last_worker = self._last_rank
         if self.timeline.source != "simulated":
-            return Blame("idle device", "nothing queued")
-        if self._last_rank in self._servers:
-            return Blame("parameter server", "server")
-        if self.slow[self._last_rank]:
-            return self._of_slow(self._last_rank)
-        return Blame("schedule", "stages") if staged(self.timeline) else Blame("jitter", "ranks")
+            return Blame("idle device", "nothing queued", last)
+        if self.slow[last_worker]:
+            return replace(self._of_slow(last_worker), holder=last_worker)
+        if self.chase.late_hosts[last_worker] and not self._staged:
+            op = self.chase.longest_for_host(last_worker)
+            if self._is_of_host(op):
+                return Blame("host", sort_of(self.timeline.ops[op].name), last_worker, op)
+        if last in self._servers:
+            return Blame("parameter server", "server", last)
+        return Blame(*(("schedule", "stages") if self._staged else ("jitter", "ranks")), last)
 
     def of_transfer(self, op: int) -> Blame:
         """Of an exposed transfer; kept by hand, since a cache of a method would hold the book, and the run with it."""
@@ -230,8 +250,9 @@ class ChargeBook:
         info = self.timeline.ops[op]
         return is_server(info) or any(is_server(self.timeline.ops[o]) for o in info.detail.get("meets", ()))
 
-    def _waits(self, waits: list[LostSeconds], chase: Chase) -> None:
+    def _waits(self, waits: list[LostSeconds]) -> None:
         """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
+        chase = self.chase
         cut = self.cut
         ranks = cut.ranks.tolist()
         weight = self._weights
@@ -244,7 +265,8 @@ class ChargeBook:
             longest = max(members, key=lambda w: w.seconds)
             chased = None
             if n < MAX_CHASES and longest.rule == PieceRule.PEER:
-                window = float(cut.start[longest.piece]), float(cut.stop[longest.last])
+                ends = (longest.longest, longest.longest) if self._staged else (longest.piece, longest.last)
+                window = float(cut.start[ends[0]]), float(cut.stop[ends[1]])
                 chased = chase.follow(longest.op, ranks[longest.owner], *window)
             blame = self._of_wait(longest.op, chased)
             if chased is not None:
@@ -253,18 +275,14 @@ class ChargeBook:
                 self.add(blame, lost)
 
     def _of_wait(self, op: int, chased: ChaseEnd | None) -> Blame:
+        if chased is not None and (late_by_itself := self._of_late(chased)) is not None:
+            return late_by_itself
         if self._serves(op) or (chased is not None and chased.op >= 0 and self._serves(chased.op)):
             return Blame("parameter server", "server")
         if chased is None:
             return Blame("jitter", "ranks")
-        slow = chased.rank >= 0 and bool(self.slow[chased.rank])
-        if chased.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL):
-            if slow:
-                return self._of_slow(chased.rank)
-            if self._uneven(chased.op, chased.rank):
-                return Blame("uneven experts", "experts")
-        if chased.why == PieceRule.HOST_WORK and self._is_of_host(chased.op):
-            return Blame("host", sort_of(self.timeline.ops[chased.op].name))
+        if chased.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL) and self._uneven(chased.op, chased.rank):
+            return Blame("uneven experts", "experts")
         if by_structure(self.timeline, self.timeline.ops[op]):
             return Blame("schedule", "stages")
         if chased.why == PieceRule.TRANSFER and chased.op in self.facts:
@@ -275,10 +293,21 @@ class ChargeBook:
             return Blame("late launch", "peers")
         return Blame("jitter", "ranks")
 
+    def _of_late(self, chased: ChaseEnd) -> Blame | None:
+        """Of a wait for a rank that is late by itself, whoever passes the wait on, a server as well: its kernels are
+        slow, or its host is. None for any other."""
+        if chased.rank in self._servers:
+            return None
+        computes = chased.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL)
+        if computes and chased.rank >= 0 and self.slow[chased.rank]:
+            return self._of_slow(chased.rank)
+        if chased.why == PieceRule.HOST_WORK and self._is_of_host(chased.op):
+            return Blame("host", sort_of(self.timeline.ops[chased.op].name))
+        return None
+
     def _is_of_host(self, op: int) -> bool:
-        """Whether an op is its host's own work, and neither a copy nor a call of the framework."""
-        info = self.timeline.ops[op]
-        return op >= 0 and info.phase != "memcpy" and not info.name.startswith(HOST_CALL)
+        """Whether an op is its host's own work; -1 is none."""
+        return op >= 0 and own_work_of_host(self.timeline.ops[op])
 
     def _of_slow(self, rank: int) -> Blame:
         """A slow rank itself, or where it is slow in its experts alone, the routing of tokens to them."""

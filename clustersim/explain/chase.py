@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import columns_of
 from clustersim.explain.pace import roles
-from clustersim.explain.pieces import PieceRule, Pieces, PieceState, TimePartition
+from clustersim.explain.pieces import (
+    PieceRule,
+    Pieces,
+    PieceState,
+    TimePartition,
+    is_server,
+    kernel_state,
+    staged,
+    workers,
+)
 
 MAX_HOPS = 12
 """A wait for a rank that waits for a rank ...: further than this nobody follows."""
@@ -23,6 +33,10 @@ NOTABLE = 0.01
 """Share of the window: a host that keeps its GPU waiting so much longer than its peers' do makes its rank late."""
 LONG = 0.02
 """Share of the window: to look further than this at a rank that nobody chose, all of the window is cut up for it."""
+SAME = 1e-12
+"""Moments nearer than this, relative, are the same."""
+MOST_BEHIND = 64
+"""Ops of a server, each hanging on the one before, that are followed back to a message."""
 MOST_OTHERS = 128
 """Such ranks whose windows are kept."""
 
@@ -107,6 +121,8 @@ class Chase(RankMeetings):
         super().__init__(timeline)
         self.slow = slow
         self.late_hosts = late_hosts(timeline, cut)
+        self._staged = staged(timeline)
+        self._peers = roles(timeline) if self._staged else peer_groups(timeline)
         self._others: dict[int, Pieces] = {}
         self._known_awaited: dict[tuple[int, int, float], int] = {}
         self.cut, self._partition = cut, TimePartition(timeline)
@@ -160,11 +176,18 @@ class Chase(RankMeetings):
         """What held up the meeting at which ``rank`` waits from ``begin`` to ``end`` [s]."""
         first = -1
         for _ in range(MAX_HOPS):
+            op = self._first_to_come(op, rank, begin, end)
             late, late_op = self.last_arriver(op, rank, 0.5 * (begin + end))
             first = late if first < 0 else first
             if late < 0 or late == rank:
                 return ChaseEnd(rank, op, PieceRule.PEER, first)
+            if is_server(self.timeline.ops[late_op]) and (
+                worker_end := self._behind_server(late_op, rank, late, begin, end)
+            ):
+                return replace(worker_end, last=first)
             why, doing = self.activity(late, begin, end)
+            if self._is_late_host(late, doing):
+                return ChaseEnd(late, doing, PieceRule.HOST_WORK, first)
             if why != PieceRule.PEER and (host_op := self._held_by_host(op, rank, late, begin, end)) >= 0:
                 return ChaseEnd(late, host_op, PieceRule.HOST_WORK, first)
             if why != PieceRule.PEER and (earlier := self._held_before(op, rank, late, begin, end)):
@@ -180,12 +203,70 @@ class Chase(RankMeetings):
     def _held_by_host(self, op: int, rank: int, late: int, begin: float, end: float) -> int:
         """The op of its host for which a late rank's GPU waited longest since the step of ``op`` began, if it is late
         because of it: a ``rank`` of its role, which waits for it, waited less for its own. -1 where it is not."""
-        role = roles(self.timeline)
-        if not self.late_hosts[late] or self.slow[late] or role[late] != role[rank]:
+        if not self.late_hosts[late] or self.slow[late] or self._peers[late] != self._peers[rank]:
             return -1
         since = max(self.cut.begin, self._step_begins[self.timeline.ops[op].step])
         host_op, seconds = self._for_host(late, since, end)
         return host_op if seconds - self._for_host(rank, since, end)[1] > 0.5 * (end - begin) else -1
+
+    def _first_to_come(self, op: int, rank: int, begin: float, end: float) -> int:
+        """The op that ended a wait of a pipeline's rank from ``begin`` to ``end`` [s]: a stage waits for activations
+        and gradients at once, and what it does next is by whichever comes first."""
+        place = self.place(op, rank, 0.5 * (begin + end)) if self._staged else -1
+        if place < 0 or self.columns.of(op).start[place] <= end + SAME * (1 + abs(end)):
+            return op
+        spans = self.columns.of_rank(rank, begin, end)
+        middle = 0.5 * (begin + end)
+        waits = np.flatnonzero((spans.ready <= middle) & (spans.start > middle))
+        came = [(float(spans.start[k]), int(spans.op[k])) for k in waits.tolist()]
+        return min((pair for pair in came if self.timeline.ops[pair[1]].kind != "compute"), default=(0.0, op))[1]
+
+    def _is_late_host(self, rank: int, op: int) -> bool:
+        """Whether a rank is late because of its host, and the op is that host's work, on whichever stream it is."""
+        return op >= 0 and bool(self.late_hosts[rank]) and kernel_state(self.timeline.ops[op]) == PieceState.HOST
+
+    def _behind_server(self, op: int, rank: int, server: int, begin: float, end: float) -> ChaseEnd | None:
+        """The worker that a server waited for from ``begin`` to ``end`` [s] before it could come to ``op``, at which
+        ``rank`` waits, if that worker is late by itself: by its host or by a slow GPU. None where it is not, and where
+        the server's own work or its link took the time."""
+        message, worker = self._hangs_on(op, server, begin, end)
+        if worker < 0 or worker == rank:
+            return None
+        host_op = self._held_by_host(message, rank, worker, begin, end)
+        if host_op >= 0:
+            return ChaseEnd(worker, host_op, PieceRule.HOST_WORK, worker)
+        why, doing = self.activity(worker, begin, end)
+        if self.slow[worker] and why == PieceRule.KERNEL:
+            return ChaseEnd(worker, doing, why, worker)
+        return None
+
+    def _hangs_on(self, op: int, server: int, begin: float, end: float) -> tuple[int, int]:
+        """(op, worker) of the message without which a server could not come to an op, if it set out late: most of the
+        time from ``begin`` to ``end`` [s] was over by then. A server beside a worker hangs on that one's backward, too.
+        -1 where it did not."""
+        late = begin + 0.5 * (end - begin)
+        for _ in range(MOST_BEHIND):
+            needs = [(self._ended(n, server), n) for n in self.timeline.ops[op].after]
+            ended, op = max(needs, default=(-np.inf, -1))
+            if not np.isfinite(ended) or ended <= late:
+                return -1, -1
+            info = self.timeline.ops[op]
+            if info.kind == "compute" and info.stream == COMPUTE_STREAM:
+                return op, server
+            if info.kind == "recv":
+                spans = self.columns.of(op)
+                came = float(spans.start[self.place(op, server, -np.inf)])
+                return (op, self.last_arriver(op, server, came)[0]) if came > late else (-1, -1)
+        return -1, -1
+
+    def _ended(self, op: int, rank: int) -> float:
+        """When a rank ended an op [s]; never where it did not do it."""
+        place = self.place(op, rank, np.inf)
+        return float(self.columns.of(op).end[place]) if place >= 0 else -np.inf
+
+    def longest_for_host(self, rank: int) -> int:
+        """The op of its host for which a rank's GPU waited longest in the window, -1 for none."""
+        return self._for_host(rank, self.cut.begin, self.cut.end)[0]
 
     def _for_host(self, rank: int, begin: float, end: float) -> tuple[int, float]:
         """Between two moments [s]: the op of its host for which a rank's GPU waited longest (-1: none), and the seconds
@@ -199,11 +280,12 @@ class Chase(RankMeetings):
     def _held_before(self, op: int, rank: int, late: int, begin: float, end: float) -> tuple[int, float, float] | None:
         """(op, begin, end [s]) of the longest wait of a late rank for whom it waited for most since the step of ``op``
         began, if it is late because of it: it has computed no longer than a ``rank`` of its role, which waits for it.
-        None where no rank is slow, or this one."""
-        if not self.slow.any() or self.slow[late] or len(self._known_awaited) > MOST_LOOKED_UP:
+        None where no rank and no host is slow, or this rank is."""
+        role = roles(self.timeline)
+        by_host = bool(self.late_hosts.any()) and role[late] == role[rank]  # of another stage, more work is no lateness
+        if not (self.slow.any() or by_host) or self.slow[late] or len(self._known_awaited) > MOST_LOOKED_UP:
             return None
         since = max(self.cut.begin, self._step_begins[self.timeline.ops[op].step])
-        role = roles(self.timeline)
         if since >= begin or (
             role[late] == role[rank]
             and self._seconds(late, since, end) - self._seconds(rank, since, end) > 0.5 * (end - begin)
@@ -249,17 +331,34 @@ class Chase(RankMeetings):
 
 
 def late_hosts(timeline: Timeline, cut: Pieces) -> Bools:
-    """(world_size,) bool: ranks whose GPU waits for its host longer than the median of its role does, by more than
-    :data:`NOTABLE` of the window."""
+    """(world_size,) bool: ranks whose GPU waits for its host longer than the median of its peers does, by more than
+    :data:`NOTABLE` of the window. Servers, which have no GPU's work to wait with, never are."""
     waits = cut.state == PieceState.HOST
     by_class = np.bincount(cut.owner[waits], weights=cut.seconds[waits], minlength=len(cut.ranks))
     late = np.zeros(timeline.world_size, dtype=np.bool_)
     notable = NOTABLE * (cut.end - cut.begin)
     if by_class.max(initial=0.0) <= notable:
         return late
-    role = roles(timeline)
+    group = peer_groups(timeline)
     seconds = by_class[cut.class_of]
-    for r in np.unique(role).tolist():
-        members = role == r
+    for g in np.unique(group[group >= 0]).tolist():
+        members = group == g
         late[members] = seconds[members] - np.median(seconds[members]) > notable
     return late
+
+
+def peer_groups(timeline: Timeline) -> Ints:
+    """(world_size,) int: ranks with equal numbers do the same for a step, so that one later than the others stands out;
+    -1 for a server and nothing else.
+
+    Beside a server all workers are peers, whether one of them serves or not. Of a pipeline those of a stage are; where
+    each stage is one rank, all of them: every host calls its stage's layers and loads what that needs.
+    """
+    group = np.full(timeline.world_size, -1, dtype=np.int64)
+    trains = workers(timeline)
+    group[trains] = 0
+    if staged(timeline):
+        role = roles(timeline)[trains]
+        count = np.bincount(role)
+        group[trains] = np.where(count[role] > 1, role + 1, 0)
+    return group

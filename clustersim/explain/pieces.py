@@ -25,7 +25,7 @@ import numpy.typing as npt
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import kinds, of_each
-from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.program import COMPUTE_STREAM, HOST_CALL
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
 from clustersim.explain.occupancy import on_host, stays_on_device
@@ -288,6 +288,11 @@ def kernel_state(op: OpInfo) -> int:
     if on_host(op):
         return PieceState.HOST
     return PieceState.OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, PieceState.COMPUTE)
+
+
+def own_work_of_host(op: OpInfo) -> bool:
+    """Whether an op is its host's own work, such as loading input, and neither a copy nor a call of the framework."""
+    return kernel_state(op) == PieceState.HOST and op.phase != "memcpy" and not op.name.startswith(HOST_CALL)
 
 
 def by_class(op: OpInfo) -> dict[int, float]:

@@ -231,9 +231,12 @@ def waits_for_host(causes: Causes, charge: Charge) -> str:
     worst = float(own.max()) if held and len(own) else charge.worst
     text = f"The {'rank' if causes.on_cpu else 'GPU'} waits for the host: {op_quoted(causes, op)}, "
     text += f"{format_time(worst)} on rank {rank}"
-    usual = float(np.median(took)) if len(took) else worst
+    others = took[spans.ranks != rank]
+    usual = float(np.median(took if len(took) > 2 else others)) if len(others) else worst  # of two, the other one's
     if len(charge.ranks) > 1 and worst > UNUSUAL * usual:
         text += f", where the median rank takes {format_time(usual)}; the others wait for it"
+    elif held and not len(others):  # a stage's only rank
+        text += "; the others wait for it"
     return f"{text}."
 
 

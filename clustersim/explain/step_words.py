@@ -77,8 +77,9 @@ def losses(timeline: Timeline, rows: Sequence[StageSeconds]) -> list[StepLoss]:
 
 
 def bubble_sentence(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
-    """The bubble, part by part; empty for a run without one."""
+    """The bubble, part by part, but for what a late host costs; empty for a run without one."""
     bubbles = sorted(_bubbles(timeline, rows), key=lambda loss: -loss.share)
+    bubbles = [loss for loss in bubbles if loss.key != "host"]  # a cause of its own says more of it
     texts = [f"{loss.share:.1%} because {loss.why}" for loss in bubbles if loss.share >= LITTLE]
     return f"Bubble, of a step: {'; '.join(texts)}." if texts else ""
 
@@ -139,13 +140,22 @@ def _bubbles(timeline: Timeline, rows: Sequence[StageSeconds]) -> Iterator[StepL
         yield StepLoss(itself, _of_schedule(timeline, rows), "schedule")
     if share.get("uneven", 0.0) > 0:
         yield StepLoss(share["uneven"], "single passes took longer than the others, or messages were on their way")
+    if share.get("host", 0.0) > 0:
+        yield StepLoss(share["host"], f"the other stages wait for the host of stage {_late_host(rows[1:])}", "host")
     if share.get("tail", 0.0) > 0:
         yield StepLoss(share["tail"], "stages that are done wait for the others' gradients and optimizer")
+
+
+def _late_host(stages: Sequence[StageSeconds]) -> int:
+    """The stage whose host takes longest."""
+    return max(stages, key=lambda row: row.other).stage
 
 
 def waits_for(timeline: Timeline, stages: Sequence[StageSeconds]) -> str:
     """Who waits for the slowest stage, and what that one has more."""
     busy = [row.step - row.unseen - sum(row.bubble.values()) for row in stages]
+    if any("host" in row.bubble for row in stages):  # a late host, and peers that wait for it, make no pass longer
+        busy = [row.forward + row.backward for row in pipeline.stage_times(timeline)]
     slow = int(np.argmax(busy))
     waiting_stages = [row.stage for row in stages if row.bubble.get("imbalance", 0.0) >= LITTLE * row.step]
     who = f"stage {waiting_stages[0]} waits" if len(waiting_stages) == 1 else "the other stages wait"

@@ -7,6 +7,8 @@
   :mod:`clustersim.explain.pipeline`: ``fill``, ``drain`` and ``gaps`` would be there with equal stages and free
   messages, ``imbalance`` is the wait for a slower stage, ``uneven`` for single passes that took longer and messages on
   their way, and ``tail`` is outside the passes: ranks that are done wait at the gradient norm or for the step's end.
+  ``host`` is what of these two is there because the host of another stage is late, with its input for example: no more
+  than the own work of that host takes longer than this stage's.
 
 What is left is ``compute`` and ``other`` (the host, its copies), and ``unseen`` of a measured run: before a rank's
 first span and behind its last, where profilers began and ended at other times. Of an asynchronous schedule, whose steps
@@ -31,11 +33,13 @@ from clustersim.explain.breakdown import NOT_RECORDED, ROUNDING, steady_pieces
 from clustersim.explain.dimensions import DIMENSIONS, dimension
 from clustersim.explain.metrics import SteadyWindow, steady_window
 from clustersim.explain.pace import MOST_SPANS, RankClasses
-from clustersim.explain.pieces import PieceRule, Pieces, PieceState, pieces, workers
+from clustersim.explain.pieces import PieceRule, Pieces, PieceState, own_work_of_host, pieces, workers
 from clustersim.explain.plays import TimedAction, edges, expected
 
-BUBBLES = ("fill", "drain", "gaps", "imbalance", "uneven", "tail")
+BUBBLES = ("fill", "drain", "gaps", "imbalance", "uneven", "tail", "host")
 """The parts of a bubble."""
+NOTABLE = 0.01
+"""Share of the window: a host that is so much later than another is told."""
 WORDS = {
     "compute": "compute",
     "exposed": "exposed transfer",
@@ -149,7 +153,7 @@ COLUMNS = (
 """What a row of numbers is of."""
 _COMPUTE, _OTHER, _EXPOSED, _WAITING = 0, 1, 2, 2 + len(DIMENSIONS)
 _BUBBLE = _WAITING + len(DIMENSIONS)
-_FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN, _TAIL = (_BUBBLE + k for k in range(len(BUBBLES)))
+_FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN, _TAIL, _HOST = (_BUBBLE + k for k in range(len(BUBBLES)))
 _UNSEEN = _BUBBLE + len(BUBBLES)
 
 
@@ -212,13 +216,38 @@ def _of_stages(timeline: Timeline, window: SteadyWindow) -> list[Floats]:
     sums = _sums(timeline, cut)
     waits = _waits(timeline, cut)
     done = pipeline.actions(timeline, ranks.tolist())
+    held_up = _held_up(_host_seconds(timeline, cut)[np.searchsorted(ranks, replicas)].max(axis=0))
+    held_up[held_up < NOTABLE * (window.end - window.begin)] = 0.0
     rows = [np.zeros(len(COLUMNS)) for _ in range(replicas.shape[1])]
     for members, weight in zip(replicas, (count / count.sum() / len(window.steps)).tolist(), strict=True):
         steps = [pipeline.of_ranks(done[s], members) for s in window.steps.tolist() if s in done]
         places = np.searchsorted(ranks, members)
         for stage, row in enumerate(_of_replica(steps, sums[places], [waits[k] for k in places.tolist()])):
-            rows[stage] += weight * row
+            rows[stage] += weight * _with_hosts(row, float(held_up[stage]))
     return rows
+
+
+def _host_seconds(timeline: Timeline, cut: Pieces) -> Floats:
+    """(ranks of the cut,) seconds in which each waits for its own host's work."""
+    own = np.append(of_each(timeline.ops, own_work_of_host, np.bool_), False)[cut.op]
+    own &= cut.state == PieceState.HOST
+    return np.bincount(cut.owner[own], weights=cut.seconds[own], minlength=len(cut.ranks)).astype(np.float64)
+
+
+def _held_up(host: Floats) -> Floats:
+    """(stages,) seconds that the slowest host takes longer than that of each stage; ``host`` : what each takes."""
+    longer: Floats = host.max(initial=0.0) - host
+    return longer
+
+
+def _with_hosts(row: Floats, held_up: float) -> Floats:
+    """A stage's row with what it waits for another stage's host told apart from ``tail`` and ``uneven``."""
+    told = row.copy()
+    for column in (_TAIL, _UNEVEN):
+        seconds = min(float(told[column]), held_up - float(told[_HOST]))
+        told[column] -= seconds
+        told[_HOST] += seconds
+    return told
 
 
 def _with_unseen(timeline: Timeline, window: SteadyWindow, row: Floats) -> Floats:

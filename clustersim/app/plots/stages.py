@@ -48,8 +48,8 @@ MOST = 16
 """Stages that are drawn; of more, so many from first to last, and the fullest."""
 NEAR = 0.4
 """A peak above this share of what the GPU has is drawn below that limit; a lower one would be squeezed by it."""
-_GREYS = dict(zip(BUBBLES, ("#E3E6EA", "#D3D8DD", "#C1C8CF", "#9AA4AE", "#B0B8C0", "#EEF0F2"), strict=True))
-_HATCH = dict(zip(BUBBLES, ("", "\\\\\\", "....", "xxxx", "||||", "----"), strict=True))
+_GREYS = dict(zip(BUBBLES, ("#E3E6EA", "#D3D8DD", "#C1C8CF", "#9AA4AE", "#B0B8C0", "#EEF0F2", "#A6AEB7"), strict=True))
+_HATCH = dict(zip(BUBBLES, ("", "\\\\\\", "....", "xxxx", "||||", "----", "++++"), strict=True))
 """A shade alone tells no part of a bubble from the next one: each has a hatch of its own but the first, which is plain.
 """
 
