@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--nodes", type=click.IntRange(1, 10_000_000), help="How many nodes, where no launcher says it.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 10_000_000), help="Ranks on each node.  [all its GPUs]")
 @click.option("--model", help="A shipped model or a config.json, where the files name none.")
+@click.option("--seq-len", type=click.IntRange(1, 100_000_000), help="Tokens of a sample, where no file says it.")
 @json_option
 def import_(
     files: tuple[Path, ...],
@@ -35,6 +36,7 @@ def import_(
     nodes: int | None,
     gpus_per_node: int | None,
     model: str | None,
+    seq_len: int | None,
     as_json: bool,
 ) -> None:
     """Make a scenario of FILES: a Megatron-LM script or YAML, a torchtitan TOML or its config_registry.py with the
@@ -50,7 +52,7 @@ def import_(
     from clustersim.files import launch as exchange
 
     machine = {"topology": _beside(topology, out), "nodes": nodes, "gpus_per_node": gpus_per_node}
-    imported = exchange.read(files, machine, framework=framework, model=_beside(model, out), path=out)
+    imported = exchange.read(files, machine, framework=framework, model=_beside(model, out), path=out, seq_len=seq_len)
     notes = list(_told(imported))
     about = f"From {', '.join(file.name for file in files)} of {imported.framework.title}: `clustersim run {out.name}`."
     comment = "".join(f"# {' '.join(line.split())}\n" for line in (about, *notes))

@@ -33,6 +33,11 @@ class OptionValue:
     value: Any
     where: str
 
+    @property
+    def as_written(self) -> str:
+        """Name and value, of a switch the name alone."""
+        return self.name if self.value == [] else f"{self.name} {shown(self.value)}"
+
 
 _CHANGE = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w.]*=")
 _OF_TITAN = re.compile(r"^from torchtitan\b(?s:.*)^def \w+\(\) -> \w+\.?Config:", re.MULTILINE)

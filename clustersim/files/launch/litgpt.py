@@ -63,7 +63,7 @@ OWN = {
 def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
     """Say what a command of LitGPT does of itself. Changes ``options``; returns notes.
 
-    Raises :class:`ScenarioError` for a length of samples that nobody says, and for a command that is not known.
+    Raises :class:`ScenarioError` for a command that is not known.
     """
     if table.name != "litgpt":
         return []
@@ -92,7 +92,7 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
             options["config", f"litgpt.{name}"] = OptionValue(f"litgpt {command}", value, where)
     for name, value in zip(("global_batch_size", "micro_batch_size"), BATCHES[command], strict=True):
         options.setdefault(("config", f"train.{name}"), OptionValue(f"train.{name}", value, where))
-    _length(options, where)
+    _length(options)
     return notes
 
 
@@ -177,26 +177,32 @@ def _ranks(options: dict[Key, OptionValue], command: str, where: str) -> None:
         options["config", "litgpt.kind"] = OptionValue(f"litgpt {command}", "fsdp", where)
 
 
-def _length(options: dict[Key, OptionValue], where: str) -> None:
-    """Tokens of a sample. Raises :class:`ScenarioError` where only the data or the checkpoint has it."""
-    key = "config", "train.max_seq_length"
+def _length(options: dict[Key, OptionValue]) -> None:
+    """Tokens of a sample, which are a model's own where the file describes one."""
     block = options.get(("config", "model_config.block_size"))
-    if key in options:
-        return
-    if block is None:
+    if block is not None:
+        options.setdefault(("config", "train.max_seq_length"), block)
+
+
+def _ask_for_length(options: dict[Key, OptionValue], fields: ScenarioFields) -> None:
+    """Raise :class:`ScenarioError` where only the data or the checkpoint has the length of a sample
+    (``litgpt/finetune/lora.py`` ``get_longest_seq_length``)."""
+    command = options.get(("config", "litgpt.kind"))
+    if command is not None and "model.seq_len" not in fields:
         raise ScenarioError(
-            f"{where}: no train.max_seq_length: samples are as long as the data or the checkpoint has them; say it"
+            f"{command.where}: no train.max_seq_length: samples are as long as the data or the checkpoint has them; "
+            "say it there, or give --seq-len, such as --seq-len 512"
         )
-    options[key] = block
 
 
 def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]) -> None:
     """Put adapters into ``model.adapter``, and what was read into ``used``.
 
-    Raises :class:`ScenarioError` for weights that are quantized otherwise than in NF4, and for a model that reads
-    images, of which LitGPT has the decoder alone.
+    Raises :class:`ScenarioError` for weights that are quantized otherwise than in NF4, for a length of samples that
+    nobody says, and for a model that reads images, of which LitGPT has the decoder alone.
     """
     _is_text_alone(options, fields)
+    _ask_for_length(options, fields)
     version = options.get(("config", "litgpt.version"))
     if version is None or version.value != 2:
         return

@@ -58,8 +58,8 @@ class ScenarioFields(texts.Table):
             return
         if before is not None and not over and self[field] != value:
             raise ScenarioError(
-                f"{before.where}: {before.name} {shown(before.value)} and {option.name} {shown(option.value)} "
-                f"contradict each other: {field} would be {shown(self[field])} and {shown(value)}; leave one out"
+                f"{before.where}: {before.as_written} and {option.as_written} contradict each other: {field} would be "
+                f"{shown(self[field])} and {shown(value)}; leave one out"
             )
         self[field], self.by[field] = value, option
 

@@ -52,6 +52,7 @@ def read(
     model: str | None = None,
     path: str | Path = "scenario.toml",
     run: Tables | None = None,
+    seq_len: int | None = None,
 ) -> LaunchImport:
     """A scenario from launch files.
 
@@ -60,13 +61,15 @@ def read(
     files : a script, or a configuration and the script that names it. cluster : fields of ``[cluster]`` that they do
         not say: ``topology``, and ``nodes`` where no launcher does. framework : whose files they are; found by content
         when absent. model : a shipped model or a config.json, where the files name none. path : of the scenario.
-        run : fields of ``[run]`` that no launch file has.
+        run : fields of ``[run]`` that no launch file has. seq_len : tokens of a sample, where the files do not say it.
 
     Raises :class:`ScenarioError` naming file and option.
     """
     parts = parts_of(files, framework, model, Path(path))
     parts.notes += launched(parts, cluster)
     used = apply(parts.table, parts.options, parts.fields, parts.model)
+    if seq_len is not None:
+        parts.notes += _asked_length(parts.fields, seq_len)
     left = settled(parts, used)
     place, world = machine(parts.fields, cluster, parts.notes, parts.files[0].name, parts.folder)
     batches.ask_for_passes(parts.fields, parts.table)
@@ -91,6 +94,16 @@ def _made(parts: LaunchParts, place: Tables, world: int, run: Tables) -> tuple[S
     return result, tables
 
 
+def _asked_length(fields: ScenarioFields, seq_len: int) -> list[str]:
+    """Put the length of a sample that is asked for into the fields; a note where a file says another."""
+    by = fields.by.get("model.seq_len")
+    before = fields.get("model.seq_len")
+    fields.say("model.seq_len", seq_len, OptionValue("--seq-len", seq_len, "the command"), over=True)
+    if by is None or before == seq_len:
+        return []
+    return [f"seq_len = {seq_len:,} as asked for; {by.where}: {by.name} says {before:,}"]
+
+
 def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
     """Notes on the length of a sequence and the samples of a pass where nobody says them."""
     notes = []
@@ -100,7 +113,7 @@ def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
         notes.append(f"no file says how many samples a rank takes at once: {usual}")
     tokens = model_of(made).seq_len
     if tokens and "model.seq_len" not in fields:
-        notes.append(f"no file says how long a sequence is: {tokens:,} tokens are taken (model.seq_len)")
+        notes.append(f"no file says how long a sequence is: {tokens:,} tokens are taken (or say --seq-len)")
     return notes
 
 

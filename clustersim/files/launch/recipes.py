@@ -156,6 +156,9 @@ def _olmo(document: Document) -> None:
     where = document.name if said is None else said.where
     name = "model.mlp_ratio" if said is None else said.name
     document.options["config", "model.mlp_hidden_size"] = OptionValue(name, hidden // 2 if gated else hidden, where)
+    include = document.options.get(("config", "model.include_bias"))
+    if include is not None:  # which norms take over where nothing is said of them (olmo/model.py ``LayerNormBase``)
+        document.options.setdefault(("config", "model.bias_for_layer_norm"), include)
 
 
 _MLP = (("config", "model.mlp_hidden_size"), ("config", "model.mlp_ratio"))

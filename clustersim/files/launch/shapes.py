@@ -25,6 +25,8 @@ KINDS = ("gated", "norm", "norm_places", "positions", "tied", "mlp_bias", "qkv_b
 EXPERTS = ("count", "per_token", "width", "shared")
 BASES = ("llama2-7b", "gpt2", "bloom-176b", "mixtral-8x7b")
 """Shipped models of plain blocks, from which another kind is described by ``model.options``."""
+WHERE_SAID = ("window", "embedding_norm", "norm_weight")
+"""What a model has, or has not, as everybody else only where a file says so."""
 WEAK = ("attn_dropout", "hidden_dropout")
 """Kernels that a model has or has not, whatever it is."""
 
@@ -52,6 +54,9 @@ def leaves(shape: TransformerShape) -> Leaves:
     leaf_values |= {"window": shape.window} if _limits(shape) else {}
     leaf_values |= {"window_every": str(every)} if _limits(shape) and (every := _full_every(shape)) else {}
     leaf_values |= {"embedding_norm": True} if shape.embedding_norm else {}
+    leaf_values |= {} if shape.norm_weight else {"norm_weight": False}
+    is_biased = shape.norm_bias or shape.norm != "layernorm" or not shape.norm_weight
+    leaf_values |= {} if is_biased else {"norm_bias": False}
     if shape.latent is not None:
         leaf_values |= {"latent.q_rank": shape.latent.q_rank, "latent.kv_rank": shape.latent.kv_rank}
     if shape.experts is not None:
@@ -142,11 +147,14 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
             "give --model, such as --model llama3-8b, or a config.json"
         )
     wanted = _completed(stated) | ({"embedding_norm": bool(stated.get("embedding_norm"))} if causal else {})
+    wanted.setdefault("norm_weight", True)
     best: tuple[int, bool, str] | None = None
     for name, has in _shipped(causal).items():
         leaves_asked = (*KINDS, *_of(wanted), *_of(has))
         unlike = any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in leaves_asked)
         unlike |= causal and wanted["embedding_norm"] != has.get("embedding_norm", False)
+        unlike |= wanted["norm_weight"] != has.get("norm_weight", True)
+        unlike |= wanted.get("norm_bias", has.get("norm_bias", True)) != has.get("norm_bias", True)
         if unlike or any((leaf in wanted) != (leaf in has) for leaf in ("experts.count", "latent.kv_rank")):
             continue
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
@@ -319,15 +327,21 @@ def _altered(file: str, wanted: Leaves, causal: bool) -> ShippedModel:
 
 def _fields(wanted: Leaves) -> Leaves:
     """What is said, as :class:`~clustersim.model.base.TransformerShape` has it."""
-    fields = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK, *KINDS, "window", "embedding_norm") if leaf in wanted}
+    fields = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK, *KINDS, *WHERE_SAID) if leaf in wanted}
     fields.pop("mla", None)
     if "gated" in fields:
         fields["activation"] = "swiglu" if fields.pop("gated") else "gelu"
     if "norm" in fields:
-        fields["norm_bias"] = fields["norm"] == "layernorm"
+        fields["norm_bias"] = _has_norm_bias(wanted)
     if "mlp_bias" in fields:
         fields["out_bias"] = wanted.get("out_bias", fields["mlp_bias"])
     return fields
+
+
+def _has_norm_bias(wanted: Leaves) -> bool:
+    """Whether norms have a bias: LayerNorm's, unless files say none, or that norms have no weights either."""
+    plain = wanted.get("norm") == "layernorm" and wanted.get("norm_weight", True)
+    return bool(plain and wanted.get("norm_bias", True))
 
 
 def counted(wanted: Leaves) -> int:
@@ -342,7 +356,7 @@ def counted(wanted: Leaves) -> int:
     queries, keys = wanted["heads"] * head, wanted["kv_heads"] * head
     bias = bool(wanted.get("mlp_bias"))
     products = 3 if wanted.get("gated") else 2
-    norm = width * (2 if wanted.get("norm") == "layernorm" else 1)
+    norm = width * (bool(wanted.get("norm_weight", True)) + _has_norm_bias(wanted))
     attention = width * (2 * queries + 2 * keys) + bool(wanted.get("qkv_bias")) * (queries + 2 * keys)
     attention += bool(wanted.get("out_bias", bias)) * width + bool(wanted.get("qk_norm")) * 2 * head
     count = wanted.get("experts.count", 0)
@@ -370,6 +384,8 @@ def _completed(stated: Table) -> Leaves:
         leaf_values.pop("n_positions", None)
     if not leaf_values.get("experts.count"):
         leaf_values = {leaf: value for leaf, value in leaf_values.items() if not leaf.startswith("experts.")}
+    if leaf_values.get("norm") != "layernorm" or not leaf_values.get("norm_weight", True):
+        leaf_values.pop("norm_bias", None)  # which no other norm has
     if leaf_values.get("mlp_bias") is not None:
         leaf_values.setdefault("qkv_bias", leaf_values["mlp_bias"])
     if leaf_values.get("d_ff") is None:

@@ -1,0 +1,104 @@
+"""Options that were left out without a word, or refused without saying what to do, though they change a step."""
+
+import pytest
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files import launch as exchange
+from clustersim.files.launch.files import document
+from clustersim.scenario.run.parts import model_of
+
+
+def read(*files, **more):
+    return exchange.read([document(text, name) for name, text in files], {"topology": "hgx-h100", "nodes": 1}, **more)
+
+
+# ---- OLMo: norms without weights, without biases --------------------------------------------------------------------
+
+OLMO = """
+model: {{d_model: 512, n_heads: 8, n_layers: 4, mlp_ratio: 8, rope: true, block_type: sequential, {norms},
+  activation_type: swiglu, max_sequence_length: 1024, vocab_size: 4096, embedding_size: 4096, weight_tying: true}}
+fsdp: {{wrapping_strategy: null, precision: mixed}}
+optimizer: {{name: adamw}}
+precision: amp_bf16
+global_train_batch_size: 16
+device_train_microbatch_size: 2
+"""
+BLOCKS = 4 * (4 * 512 * 512 + 3 * 512 * 2048) + 4096 * 512
+NORMS = 2 * 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("norms", "vectors"),
+    [
+        ("include_bias: false, layer_norm_with_affine: false", 0),
+        ("include_bias: false", 1),
+        ("include_bias: false, bias_for_layer_norm: true", 2),
+        ("include_bias: false, layer_norm_type: rms", 1),
+    ],
+)
+def test_norms_of_olmo_have_the_weights_and_biases_that_its_file_says(norms, vectors):
+    made = model_of(read(("f.yaml", OLMO.format(norms=norms))).scenario)
+    assert made.parameters == BLOCKS + NORMS * vectors * 512
+
+
+@pytest.mark.parametrize("words", ["model.clip_qkv=8.0", "softmax_auxiliary_loss=true"])
+def test_what_olmo_computes_besides_is_said_not_to_be_played(words):
+    name, _, value = words.partition("=")
+    text = OLMO.format(norms="include_bias: false")
+    text = text.replace("n_layers", f"clip_qkv: {value}, n_layers") if "clip" in name else f"{text}{name}: {value}\n"
+    assert name in read(("f.yaml", text)).unplayed
+
+
+# ---- DeepSpeed's file under a script's own name ---------------------------------------------------------------------
+
+TRAIN = "train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 --per_device_train_batch_size 2 --max_length 512"
+ZERO_3 = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+
+
+@pytest.mark.parametrize("name", ["ds_config_path", "ds_cfg", "ds_config", "deepspeed_cfg", "deepspeed_config_path"])
+@pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node 8", "deepspeed --num_gpus 8"])
+def test_deepspeeds_file_is_asked_for_and_read_whatever_a_script_calls_it(name, launcher):
+    """It was an unknown option, and the run was DDP."""
+    script = ("run.sh", f"{launcher} {TRAIN} --{name} conf/ds.json")
+    with pytest.raises(ScenarioError, match=rf"--{name} names conf/ds.json; give that file too"):
+        read(script)
+    had = exchange.canonical(read(script, ("ds.json", ZERO_3)).scenario)
+    assert (had["strategy.kind"], had["strategy.zero_optimization.stage"]) == ("zero", 3)
+
+
+def test_a_launcher_of_deepspeed_without_its_configuration_is_said_to_be_ddp():
+    made = read(("run.sh", f"deepspeed --num_gpus 8 {TRAIN}"))
+    assert any("no option names its configuration: DDP" in note for note in made.notes)
+    assert not any("DDP" in note for note in read(("run.sh", f"torchrun --nproc_per_node 8 {TRAIN}")).notes)
+
+
+# ---- Types that contradict each other -------------------------------------------------------------------------------
+
+
+def test_a_switch_that_contradicts_a_file_is_named_as_it_is_written():
+    """It was "--fp16 [] contradict each other"."""
+    with pytest.raises(ScenarioError, match=r"mixed_precision 'bf16' and --fp16 contradict each other"):
+        read(("run.sh", f"accelerate launch --mixed_precision bf16 --num_processes 8 {TRAIN.replace('bf16', 'fp16')}"))
+
+
+# ---- The length of a sample -----------------------------------------------------------------------------------------
+
+LITGPT = """
+checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B
+precision: bf16-true
+devices: 8
+lora_r: 8
+train: {global_batch_size: 32, micro_batch_size: 1, lr_warmup_steps: 10}
+"""
+
+
+def test_a_length_that_no_file_of_litgpt_says_is_given_beside_it():
+    with pytest.raises(ScenarioError, match="give --seq-len, such as --seq-len 512"):
+        read(("f.yaml", LITGPT))
+    assert read(("f.yaml", LITGPT), seq_len=512).scenario.file.model.seq_len == 512
+
+
+def test_a_length_that_is_asked_for_counts_and_the_files_own_is_said():
+    made = read(("run.sh", f"torchrun --nproc_per_node 8 {TRAIN}"), seq_len=1024)
+    assert made.scenario.file.model.seq_len == 1024
+    assert any("seq_len = 1,024 as asked for" in note and "says 512" in note for note in made.notes)
