@@ -413,8 +413,9 @@ def test_a_script_with_axolotls_name_of_the_model_is_no_axolotl():
         ("c.yaml", "trainer: {mp: 'p=f32,c=bfloat16', num_train_steps: 2}\n", "Levanter"),
         ("c.yml", "base_emb_dim: 64\nbase_num_decoder_layers: 2\n", "MaxText"),
         ("c.yml", "per_device_batch_size: 1\nmax_target_length: 64\n", "MaxText"),
-        ("c.sh", "deepspeed --module openrlhf.cli.train_sft --zero_stage 2 --bf16\n", "OpenRLHF"),
-        ("c.sh", "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1\n", "OpenRLHF"),
+        ("c.sh", "fairseq-train data --arch transformer_lm --max-tokens 2048 --update-freq 16\n", "fairseq"),
+        ("c.sh", "torchrun --nproc_per_node 8 -m fairseq_cli.hydra_train task.data=a\n", "fairseq"),
+        ("c.sh", "colossalai run --nproc_per_node 8 train.py --plugin gemini\n", "Colossal-AI"),
         ("c.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8\n", "verl"),
     ],
 )  # fmt: skip

@@ -15,6 +15,9 @@ NAMES = (
     "olmo",
     "lightning",
     "litgpt",
+    "nanogpt",
+    "openrlhf",
+    "cookbook",
 )
 """A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
 WRITTEN = NAMES[:4]

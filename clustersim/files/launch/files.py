@@ -19,6 +19,7 @@ from clustersim.files.launch import (
     launchers,
     lightning_python,
     merged_sections,
+    nanogpt_values,
     nemo_python,
     pods,
     shell,
@@ -56,6 +57,8 @@ UNREAD = {
     "colossalai": ("Colossal-AI", ("run",)),
 }
 """Commands of frameworks that are not read, whose options have others' names and other defaults, and their words."""
+FAIRSEQ = {"fairseq-train", "fairseq-hydra-train"}
+"""fairseq's commands, whose batches are of tokens, and as many samples as hold them."""
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -129,8 +132,15 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
         return Document(name, PYTHON, text=text)
     if Path(name).suffix == ".py" and (script := _of_lightning(text, name)) is not None:
         return script
+    if Path(name).suffix == ".py" and (configuration := _of_nanogpt(text, name)) is not None:
+        return configuration
     if Path(name).suffix == ".py" and (recipe := _of_nemo(text, name)) is not None:
         return recipe
+    if Path(name).suffix == ".py" and "configurator.py" in text:
+        raise ScenarioError(
+            f"{name}: is nanoGPT's program; give a file of its config/, or the command that runs it with --n_layer and "
+            "its kin"
+        )
     if Path(name).suffix == ".py":
         raise ScenarioError(
             f"{name}: is a program, and none is run; give the configuration that it makes ({WRITTEN}), or the "
@@ -170,6 +180,20 @@ def _of_lightning(text: str, name: str) -> Document | None:
         del parsed.options["config", "trainer.strategy"]
     if ("config", "optimizer.class_path") not in parsed.options:
         parsed.notes.append(f"{name}: no optimizer is read of it: AdamW")
+    return parsed
+
+
+def _of_nanogpt(text: str, name: str) -> Document | None:
+    """A file of nanoGPT's ``config/``; None for another program."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if not nanogpt_values.is_configuration(tree):
+        return None
+    parsed = Document(name, "yaml")
+    for path, value in {"nanogpt.file": name, **nanogpt_values.options(tree, name)}.items():
+        parsed.options["config", path] = OptionValue(path, value, name)
     return parsed
 
 
@@ -248,7 +272,12 @@ def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     """A script's command. Raises :class:`ScenarioError` for one of a framework that is not read."""
     script = shell.script(text, name, others)
-    for first, second in pairwise(word.rsplit("/", 1)[-1] for word in script.command):
+    names = [word.rsplit("/", 1)[-1] for word in script.command]
+    if FAIRSEQ.intersection(names):
+        raise ScenarioError(
+            f"{name}: is of fairseq, {NOT_READ}; its batches are as many samples as hold --max-tokens, which the data says"
+        )
+    for first, second in pairwise(names):
         if second in UNREAD.get(first, ("", ()))[1]:
             raise ScenarioError(f"{name}: is of {UNREAD[first][0]}, {NOT_READ}")
     launch = launchers.taken(script.command, script.directives, script.variables)
@@ -291,7 +320,7 @@ def _arguments(arguments: list[str], text: str, made: Document) -> None:
         if changed:
             value = _plain(changed[2])
             made.overrides["config", changed[1]] = OptionValue(changed[1], value, _where(changed[1], text, name))
-        elif re.search(r"\.(ya?ml|json|toml)$", word):
+        elif re.search(r"\.(ya?ml|json|toml)$", word) or (word.endswith(".py") and made.program.endswith("train.py")):
             made.options["args", "config"] = OptionValue("config", word, name)
     unset = list(dict.fromkeys(word for word in left if word.startswith("$")))
     if unset:

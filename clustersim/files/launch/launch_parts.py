@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clustersim.files.launch import (
+    cookbook,
     litgpt,
+    nanogpt,
+    openrlhf,
     recipes,
     titan_python,
     torchtitan,
@@ -57,7 +60,9 @@ def parts_of(
     recipes.arranged(read_files, table)
     titan_python.arranged(read_files, table)
     options = renamed(together(read_files), table)
-    notes = litgpt.arranged(read_files, options, table)
+    notes = []
+    for framework_words in (litgpt, nanogpt, openrlhf, cookbook):
+        notes += framework_words.arranged(read_files, options, table)
     refuse(table, options, [(file.program, file.name) for file in read_files if file.program], model)
     notes += [*table.notes, *(note for file in read_files for note in file.notes)]
     notes += torchtitan.arranged(options, table)

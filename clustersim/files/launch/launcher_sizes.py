@@ -52,6 +52,11 @@ OWN_STARTS = (
 """LLaMA-Factory's ``cli.py`` and ms-swift's ``cli/main.py``."""
 
 
+ON_MANY = {"hostfile", "num_nodes", "include", "..."}
+"""Options of ``deepspeed`` by which it starts ranks on other nodes too: where no file lists hosts, those of its own
+alone (deepspeed/launcher/runner.py ``fetch_hostfile``)."""
+
+
 def say_machine(launch: Launch, variables: dict[str, Any]) -> None:
     """Put what launchers, schedulers and ``variables`` say of nodes and ranks into ``launch``, and notes."""
     _submitted(launch)
@@ -68,6 +73,8 @@ def say_machine(launch: Launch, variables: dict[str, Any]) -> None:
     _ranks_of_bare_script(launch, variables)
     if own is not None and "NNODES" not in variables:
         _on_one_node(launch, own)
+    if any(tool == "deepspeed" and not ON_MANY & options.keys() for tool, options in launch.tools):
+        launch.alone = "deepspeed without --hostfile"
 
 
 def _torch_variables(launch: Launch, variables: dict[str, Any]) -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
+from clustersim.files.launch import cookbook, nanogpt, openrlhf
 from clustersim.files.launch.files import NOT_READ, PYTHON, UNSET, Document, OptionValue
 from clustersim.files.launch.table import NAMES, load
 
-RECIPES = ("torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
+RECIPES = ("nanogpt", "torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
 """Frameworks whose one file holds a whole run, those with the most telling keys first."""
 
 
 UNREAD_PROGRAMS = {
     "verl": "verl",
-    "openrlhf": "OpenRLHF",
     "levanter": "Levanter",
     "MaxText": "MaxText",
     "fairseq_cli": "fairseq",
@@ -28,9 +28,7 @@ UNREAD_PROGRAMS = {
 
 
 UNREAD_KEYS = {
-    "llama-recipes": ("batch_size_training|model_name", "enable_fsdp|model_name"),
     "fairseq": ("arch|criterion|max_tokens", "arch|criterion|update_freq"),
-    "OpenRLHF": ("micro_train_batch_size|pretrain",),
     "verl": ("actor_rollout_ref.*",),
     "Levanter": ("trainer.mp", "trainer.train_batch_size|model.hidden_dim", "trainer.per_device_parallelism"),
     "MaxText": ("base_emb_dim", "ici_fsdp_parallelism", "per_device_batch_size|max_target_length"),
@@ -48,6 +46,14 @@ LITGPT = (
     "train.micro_batch_size|checkpoint_dir",
 )
 """Keys that together tell a configuration of LitGPT, any one group of them."""
+
+
+OWN_COMMANDS: dict[str, Callable[[Document], bool]] = {
+    "nanogpt": nanogpt.is_launch,
+    "openrlhf": openrlhf.is_launch,
+    "cookbook": cookbook.is_launch,
+}
+"""Frameworks whose commands tell themselves by their own words."""
 
 
 SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt", "llm_sft.py", "llm_pt.py")
@@ -120,6 +126,9 @@ def _whose(file: Document) -> str | None:
         return "accelerate"
     if file.program.startswith("litgpt "):
         return "litgpt"
+    for name, is_launch in OWN_COMMANDS.items():
+        if is_launch(file):
+            return name
     if launcher == "torchrun" and file.program.startswith("tune "):
         return "torchtune"
     for name in ("accelerate", "nemo", "deepspeed", "torchtitan", "megatron"):
