@@ -97,7 +97,18 @@ def warnings(timeline: Timeline, facts: RunFacts = UNKNOWN) -> list[str]:
         *_busy_links(timeline),
         *_slow_ranks(timeline),
         *_memory(facts.peak_memory_bytes, facts.memory.device_bytes),
+        *_left_out(timeline),
     ]
+
+
+UNCOUNTED = "its time is in no figure"
+"""How the reason ends for which a reader of profiles left out what the GPU did."""
+
+
+def _left_out(timeline: Timeline) -> list[str]:
+    """What the GPU did and a profile does not tell enough of: shares are of the rest."""
+    reasons = {name.removeprefix("skipped: "): count for name, count in timeline.stats.items() if UNCOUNTED in name}
+    return [f"left out {int(count)}: {reason}; shares are of the rest" for reason, count in reasons.items()]
 
 
 def _beaten(timeline: Timeline, peak: float | None) -> list[str]:

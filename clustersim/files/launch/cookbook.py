@@ -27,7 +27,7 @@ def is_launch(document: Document) -> bool:
 def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
     """Bring options to the table's names, and adapters to PEFT's. Changes ``options``; returns notes.
 
-    Raises :class:`ScenarioError` for weights in 4 bits without adapters.
+    Raises :class:`ScenarioError` for weights in 4 bits without adapters, in 8 bits, and for adapters beside FSDP1.
     """
     if table.name != "cookbook":
         return []
@@ -43,9 +43,14 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
 
 def _adapters(options: dict[Key, OptionValue]) -> list[str]:
     """LoRA in PEFT's words, where ``use_peft`` asks for it; what it says without is left out, and noted."""
-    asked = options.get(("args", "use_peft"))
+    asked = options.pop(("args", "use_peft"), None)  # of others it means their own defaults
     packed = options.pop(("args", "quantization"), None)
     is_packed = packed is not None and str(packed.value).lower() not in {"none", "false"}
+    if packed is not None and is_packed and str(packed.value) != "4bit":
+        raise ScenarioError(
+            f"{packed.where}: {packed.as_written} keeps weights in 8 bits, which is not played; 4 bits are "
+            "(--quantization 4bit)"
+        )
     if asked is None or not flag(asked):
         if packed is not None and is_packed:
             raise ScenarioError(
@@ -53,6 +58,12 @@ def _adapters(options: dict[Key, OptionValue]) -> list[str]:
             )
         unused = [options.pop(key).name for name in OF_LORA if (key := ("args", name)) in options]
         return [f"no --use_peft: {', '.join(unused)} ask for nothing, and all parameters are trained"] if unused else []
+    sharded = options.get(("args", "enable_fsdp"))
+    if sharded is not None and flag(sharded):
+        raise ScenarioError(
+            f"{asked.where}: {asked.as_written} beside {sharded.as_written}: adapters in FSDP1's flat parameters are "
+            "not played; without --enable_fsdp it is one GPU, and clustersim new scenario writes one of FSDP2"
+        )
     options["args", "peft_type"] = OptionValue(asked.name, "lora", asked.where)
     for name, usual in OF_LORA.items():
         options.setdefault(("args", name), OptionValue(name, usual, asked.where))

@@ -275,7 +275,8 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     names = [word.rsplit("/", 1)[-1] for word in script.command]
     if FAIRSEQ.intersection(names):
         raise ScenarioError(
-            f"{name}: is of fairseq, {NOT_READ}; its batches are as many samples as hold --max-tokens, which the data says"
+            f"{name}: is of fairseq, {NOT_READ}; its batches are as many samples as hold --max-tokens, which the data "
+            "says"
         )
     for first, second in pairwise(names):
         if second in UNREAD.get(first, ("", ()))[1]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from clustersim.collectives.base import bus_factor
+from clustersim.files.traces.unread import TABLE
 
 Cells: TypeAlias = dict[str, list[str]]
 """Column name -> its cells, out of place first."""
@@ -43,6 +44,18 @@ def columns_of(line: str) -> list[str]:
         return []
     timed = ["time", "algbw", "busbw", "error" if "e" in match[1] else "#wrong"]
     return ["size", "count", "type", "redop", "root", *timed, *timed]
+
+
+FEWEST = 4
+"""Commas between the columns of a sheet that has nccl-tests' own."""
+
+
+def no_table(text: str) -> str:
+    """Why a text of nccl-tests has no table: commas part its columns, as a sheet's, or it has no header."""
+    if any("busbw" in line and line.count(",") >= FEWEST for line in text.splitlines()):
+        instead = TABLE.removeprefix("give ")
+        return f"columns of nccl-tests parted by commas are not read: give the log as it was printed, or {instead}"
+    return "no table of nccl-tests: no header with size, count, type, time, algbw and busbw"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
 from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.nccl_tests_guess import BARE, Cells, columns_of, guessed, ranks_of
+from clustersim.files.traces.nccl_tests_guess import BARE, Cells, columns_of, guessed, no_table, ranks_of
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of
 
 _RANK = re.compile(
@@ -170,7 +170,7 @@ def read(path: Path) -> Samples:
             _learn(run, line, sieve)
     _table(rows, run, sieve, str(path), notes)
     if not tables:
-        raise TraceError(f"{path}: no table of nccl-tests: no header with size, count, type, time, algbw and busbw")
+        raise TraceError(f"{path}: {no_table(files.log(path))}")
     if bare:
         _ask(f"{path}:{bare}", sieve, notes)
     notes += _ending(path, sieve, own=own > 0)

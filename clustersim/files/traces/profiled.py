@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from clustersim.core.label import Label
 from clustersim.core.timeline import Timeline
+from clustersim.explain.bounds import UNCOUNTED
 from clustersim.files.traces.execution_trace import Operator
 from clustersim.files.traces.samples import kind_of
 
@@ -67,7 +68,7 @@ LIBRARY_KERNEL = re.compile(
 COMMUNICATORS = "nccl|gloo|rccl|ucc|xccl|hccl"
 """Libraries whose calls PyTorch annotates, ``nccl:all_reduce``: alternatives of a pattern."""
 BEHIND = "what was launched behind the last step that is marked: it is in no figure"
-UNNAMED = "a collective's kernel without its name and size: its time is in no figure"
+UNNAMED = f"a collective's kernel without its name and size: {UNCOUNTED}"
 UNSIZED = (
     "NCCL's kernels of which neither size nor group is told: they are kept as measured, and what is transferring holds "
     "their wait for peers"

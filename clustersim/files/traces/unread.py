@@ -17,7 +17,8 @@ class UnreadKind(NamedTuple):
 
 
 _KINETO = "give the trace that prof.export_chrome_trace or tensorboard_trace_handler writes"
-_TABLE = "give a CSV with the columns collective,size_bytes,time_us,ranks (in microseconds; more: nodes, dtype)"
+TABLE = "give a CSV with the columns collective,size_bytes,time_us,ranks (in microseconds; more: nodes, dtype)"
+"""What times of collectives are read of, whoever took them."""
 _OF_GPUS = (
     "it has no steps and no collectives: `clustersim diagnose` reads pages of dcgm-exporter, and logs and profiles of "
     "the job"
@@ -38,6 +39,11 @@ KINDS = (
             re.MULTILINE,
         ),
         ROCPROF,
+    ),
+    UnreadKind(
+        "a file of protobuf packets, as Perfetto's traces are (rocprofv3's .pftrace)",
+        re.compile(rb"\A\n(?=.{0,60}[\x00-\x08\x0e-\x1f])", re.DOTALL),
+        "of ROCm " + ROCPROF + "; of PyTorch " + _KINETO,
     ),
     UnreadKind("rocprof's JSON", re.compile(rb"\"BeginNs\"\s*:.{0,200}\"dev-id\"", re.DOTALL), "give its results.csv"),
     UnreadKind(
@@ -74,7 +80,7 @@ KINDS = (
     UnreadKind(
         "a table of the OSU micro-benchmarks",
         re.compile(rb"(?:^|[>\]:)\s])[ \t]*# OSU \S+ \w", re.MULTILINE),
-        "it says neither how many ranks there are nor on how many nodes: " + _TABLE,
+        "it says neither how many ranks there are nor on how many nodes: " + TABLE,
     ),
     UnreadKind(
         "a report of perftest (ib_write_bw and its kin)",
@@ -85,7 +91,7 @@ KINDS = (
     UnreadKind(
         "a table of MSCCL++'s tests",
         re.compile(rb"Time\(us\)\s*\|\s*AlgBW|^# +size +count +time +algbw +busbw +#wrong", re.MULTILINE),
-        _TABLE,
+        TABLE,
     ),
     UnreadKind(
         "a report of gpu-burn or of Linpack",

@@ -1,0 +1,49 @@
+"""What profilers and benchmarks write and is not read says what to give instead; what is left out of shares is told."""
+
+from pathlib import Path
+
+import pytest
+
+from clustersim.core.errors import TraceError
+from clustersim.explain.explain import explain
+from clustersim.files.traces import read, sniff
+
+SHEETS = {
+    "units": "size(B),count,type,redop,root,time(us),algbw(GB/s),busbw(GB/s),#wrong\n1024,256,float,sum,-1,9.5,0.1,0.2,0\n",
+    "names": "size,count,type,redop,root,oop_time,oop_algbw,oop_busbw\n1024,256,float,sum,-1,9.5,0.1,0.2\n",
+    "comments": "# nThread 1 nGpus 8\n#size,count,type,redop,root,time,algbw,busbw\n1024,256,float,sum,-1,9.5,0.1,0.2\n",
+}
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_nccl_tests_with_commas_is_told_what_to_give(tmp_path: Path, name: str):
+    """It was "no header with size, count, type, time, algbw and busbw", which it has."""
+    path = tmp_path / "t.csv"
+    path.write_text(SHEETS[name])
+    with pytest.raises(
+        TraceError, match="parted by commas .* give the log as it was printed, or a CSV with the columns"
+    ):
+        read([path])
+
+
+def test_a_profile_of_perfetto_is_told_what_to_record(tmp_path: Path):
+    path = tmp_path / "results.pftrace"
+    path.write_bytes(b"\n\x20\x50\x03\x08\x01" + b"\x00" * 40)
+    with pytest.raises(TraceError, match=r"rocprofv3's \.pftrace.*--kernel-trace --output-format csv"):
+        sniff(path)
+
+
+HEAD = '"Kind","Agent_Id","Queue_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n'
+COMPUTE = '"KERNEL_DISPATCH","Agent 4",1,"Cijk_Ailk_Bljk",1000,201000\n'
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", 1), ("Cijk_Ailk_Bjlk", 0)],
+)
+def test_collectives_that_a_profile_does_not_name_are_told_beside_the_shares(tmp_path: Path, kernel: str, told: int):
+    """Of RCCL's one kernel, "GPUs compute all the time" was all that was said."""
+    path = tmp_path / "kernel_trace.csv"
+    path.write_text(f'{HEAD}{COMPUTE}"KERNEL_DISPATCH","Agent 4",2,"{kernel}",201000,401000\n')
+    warned = [text for text in explain(read([path])).warnings if text.startswith("left out 1: a collective's kernel")]
+    assert len(warned) == told
