@@ -586,6 +586,7 @@ DEFAULTS = {
     "foundry": {"fsdp_config.mixed_precision": "DEFAULT", "fsdp_config.activation_checkpointing": False},
     # olmo/config.py of ai2-olmo 0.6
     "olmo": {
+        "model.layer_norm_with_affine": True,
         "distributed_strategy": "fsdp",
         "fsdp.sharding_strategy": "FULL_SHARD",
         "fsdp.precision": "pure",
@@ -604,6 +605,44 @@ DEFAULTS = {
     },
     # litgpt/pretrain.py and utils.py (get_default_supported_precision) of litgpt 0.5.13
     "litgpt": {"precision": "bf16-mixed", "num_nodes": 1, "optimizer": "AdamW", "litgpt.fused": False},
+    # the head of train.py of karpathy/nanoGPT; samples are 12 of each of 5 * 8 passes
+    "nanogpt": {
+        "n_layer": 12,
+        "n_head": 12,
+        "n_embd": 768,
+        "block_size": 1024,
+        "batch_size": 12,
+        "nanogpt.samples": 480,
+        "nanogpt.vocab": 50304,
+        "dropout": 0.0,
+        "bias": False,
+        "dtype": "bfloat16",
+        "compile": True,
+    },
+    # openrlhf/cli/train_sft.py of openrlhf 0.11.2
+    "openrlhf": {
+        "zero_stage": 2,
+        "max_norm": 1.0,
+        "param_dtype": "bf16",
+        "attn_implementation": "flash_attention_2",
+        "gradient_checkpointing": False,
+        "max_len": 2048,
+        "micro_train_batch_size": 8,
+        "train_batch_size": 128,
+        "optim": "adam",
+    },
+    # llama_cookbook/configs/training.py and fsdp.py of llama-cookbook 0.0.5.post1
+    "cookbook": {
+        "enable_fsdp": False,
+        "sharding_strategy": "FULL_SHARD",
+        "fsdp_activation_checkpointing": True,
+        "fsdp_cpu_offload": False,
+        "use_fp16": False,
+        "gradient_clipping": False,
+        "context_length": 4096,
+        "batch_size_training": 4,
+        "gradient_accumulation_steps": 1,
+    },
     # src/lightning/pytorch/trainer/trainer.py of lightning 2.6
     "lightning": {"trainer.num_nodes": 1, "trainer.precision": "32-true", "trainer.accumulate_grad_batches": 1},
 }

@@ -207,7 +207,7 @@ def test_an_option_of_llama_cookbook_changes_what_it_says(words, name):
         ("--freeze_layers", "trains some layers alone"),
         ("--quantization 4bit", "weights in 4 bits are not trained; say --use_peft"),
         ("--quantization", "8 bits"),
-        ("--use_peft", "beside --enable_fsdp: adapters in FSDP1's flat parameters are not played"),
+        ("--use_peft --sharding_strategy NO_SHARD", "NO_SHARD' is not played beside --use_peft"),
     ],
 )
 def test_what_llama_cookbook_trains_otherwise_is_refused_with_why(words, match):
@@ -234,3 +234,10 @@ def test_adapters_of_llama_cookbook_are_pefts():
     assert alone("--use_peft --lora_config.r 32")["model.adapter.rank"] == 32
     with pytest.raises(ScenarioError, match="prefixes of attention"):
         alone("--use_peft --peft_method llama_adapter")
+
+
+def test_adapters_beside_fsdp_are_played_as_fsdp2s_and_it_is_said():
+    made = read(("run.sh", f"{COOK} --use_peft --peft_method lora --pure_bf16"))
+    had = exchange.canonical(made.scenario)
+    assert (had["strategy.kind"], had["strategy.version"] or 2, had["model.adapter.rank"]) == ("fsdp", 2, 8)
+    assert any("are played as FSDP2's" in note for note in made.notes)

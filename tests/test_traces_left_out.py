@@ -8,10 +8,12 @@ from clustersim.core.errors import TraceError
 from clustersim.explain.explain import explain
 from clustersim.files.traces import read, sniff
 
+COLUMNS = "size,count,type,redop,root,time,algbw,busbw"
+ROW = "1024,256,float,sum,-1,9.5,0.1,0.2"
 SHEETS = {
-    "units": "size(B),count,type,redop,root,time(us),algbw(GB/s),busbw(GB/s),#wrong\n1024,256,float,sum,-1,9.5,0.1,0.2,0\n",
-    "names": "size,count,type,redop,root,oop_time,oop_algbw,oop_busbw\n1024,256,float,sum,-1,9.5,0.1,0.2\n",
-    "comments": "# nThread 1 nGpus 8\n#size,count,type,redop,root,time,algbw,busbw\n1024,256,float,sum,-1,9.5,0.1,0.2\n",
+    "units": f"size(B),count,type,redop,root,time(us),algbw(GB/s),busbw(GB/s)\n{ROW}\n",
+    "names": f"{COLUMNS.replace('time,', 'oop_time,').replace('busbw', 'oop_busbw')}\n{ROW}\n",
+    "comments": f"# nThread 1 nGpus 8\n#{COLUMNS}\n{ROW}\n",
 }
 
 
@@ -21,7 +23,7 @@ def test_nccl_tests_with_commas_is_told_what_to_give(tmp_path: Path, name: str):
     path = tmp_path / "t.csv"
     path.write_text(SHEETS[name])
     with pytest.raises(
-        TraceError, match="parted by commas .* give the log as it was printed, or a CSV with the columns"
+        TraceError, match=r"parted by commas .* give the log as it was printed, or a CSV with the columns"
     ):
         read([path])
 

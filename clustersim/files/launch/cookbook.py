@@ -27,7 +27,8 @@ def is_launch(document: Document) -> bool:
 def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
     """Bring options to the table's names, and adapters to PEFT's. Changes ``options``; returns notes.
 
-    Raises :class:`ScenarioError` for weights in 4 bits without adapters, in 8 bits, and for adapters beside FSDP1.
+    Raises :class:`ScenarioError` for weights in 4 bits without adapters, in 8 bits, and for adapters in other shards
+    than FULL_SHARD.
     """
     if table.name != "cookbook":
         return []
@@ -58,12 +59,6 @@ def _adapters(options: dict[Key, OptionValue]) -> list[str]:
             )
         unused = [options.pop(key).name for name in OF_LORA if (key := ("args", name)) in options]
         return [f"no --use_peft: {', '.join(unused)} ask for nothing, and all parameters are trained"] if unused else []
-    sharded = options.get(("args", "enable_fsdp"))
-    if sharded is not None and flag(sharded):
-        raise ScenarioError(
-            f"{asked.where}: {asked.as_written} beside {sharded.as_written}: adapters in FSDP1's flat parameters are "
-            "not played; without --enable_fsdp it is one GPU, and clustersim new scenario writes one of FSDP2"
-        )
     options["args", "peft_type"] = OptionValue(asked.name, "lora", asked.where)
     for name, usual in OF_LORA.items():
         options.setdefault(("args", name), OptionValue(name, usual, asked.where))
@@ -72,4 +67,20 @@ def _adapters(options: dict[Key, OptionValue]) -> list[str]:
     double = options.pop(("args", "use_double_quant"), None)
     if double is not None:
         options["args", "bnb_4bit_use_double_quant"] = double
-    return []
+    return _parameter_by_parameter(options, asked)
+
+
+def _parameter_by_parameter(options: dict[Key, OptionValue], asked: OptionValue) -> list[str]:
+    """FSDP2 where adapters lie in FSDP1's units, whose policy keeps trained parameters apart from frozen ones
+    (``fsdp_auto_wrap_policy``): as many bytes are gathered, and gradients are of adapters alone; returns a note.
+
+    Raises :class:`ScenarioError` for a sharding that FSDP2 has another word for.
+    """
+    sharded = options.get(("args", "enable_fsdp"))
+    if sharded is None or not flag(sharded):
+        return []
+    sharding = options.pop(("args", "sharding_strategy"), None)
+    if sharding is not None and sharding.value != "FULL_SHARD":
+        raise ScenarioError(f"{sharding.where}: {sharding.as_written} is not played beside {asked.name}; FULL_SHARD is")
+    options["args", "fsdp_version"] = OptionValue(asked.name, 2, asked.where)
+    return [f"{asked.where}: {asked.name}: adapters in FSDP1's flat parameters are played as FSDP2's"]
