@@ -102,3 +102,27 @@ def test_a_length_that_is_asked_for_counts_and_the_files_own_is_said():
     made = read(("run.sh", f"torchrun --nproc_per_node 8 {TRAIN}"), seq_len=1024)
     assert made.scenario.file.model.seq_len == 1024
     assert any("seq_len = 1,024 as asked for" in note and "says 512" in note for note in made.notes)
+
+
+# ---- Other names of what the Trainer has ----------------------------------------------------------------------------
+
+EIGHT = f"torchrun --nproc_per_node 8 {TRAIN}"
+
+
+@pytest.mark.parametrize(
+    "words", ["--gradient_accumulation 4", "--grad_acc 4", "--deepspeed_stage 3", "--grad_accum 2"]
+)
+def test_passes_and_shards_under_a_name_that_nobody_knows_are_not_left_out(words):
+    with pytest.raises(ScenarioError, match=rf"{words.split()[0]} \S+ would"):
+        read(("run.sh", f"{EIGHT} {words}"))
+
+
+@pytest.mark.parametrize("words", ["--use_8bit_adam", "--adam8bit", "--use_ema True", "--recompute", "--dropout 0.1"])
+def test_what_a_script_of_its_own_does_besides_is_said_not_to_be_played(words):
+    assert words.split()[0] in read(("run.sh", f"{EIGHT} {words}")).unplayed
+
+
+def test_a_zero_stage_of_a_script_has_the_type_that_the_script_says():
+    """It was "--bf16 and --dtype True contradict each other"."""
+    had = exchange.canonical(read(("run.sh", f"{EIGHT} --zero_stage 3")).scenario)
+    assert (had["strategy.zero_optimization.stage"], had["model.dtype"]) == (3, "bf16")

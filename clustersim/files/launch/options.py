@@ -18,14 +18,15 @@ from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, l
 SURE = 0.9
 """How alike an unknown option and a known one are that is taken for a slip of the pen."""
 _SPLITS = re.compile(
-    r"(_degree|parallel_size|parallelism|autotp_size|shard_size|replicate_size|zero_stage|ulysses_size|ring_attn_size"
+    r"(_degree|parallel_size|parallelism|autotp_size|shard_size|replicate_size|(?:zero|deepspeed|ds)_stage|ulysses_size|ring_attn_size"
     r"|(?:^|[_.])(?:tp|pp|cp|sp|ep)_size)$"
 )
 """Names of options that say how the work is split, which nobody may leave out."""
 _AMOUNTS = re.compile(
     r"(?!.*(?:eval|val|valid|validation|test|dev|prompt|generation|decoder|encoder|retriever|dataset|tokenizer)_)(?:\w+_)?"
     r"(?:seq(?:uence)?_?len(?:gth)?|(?:context|ctx)_len(?:gth)?|block_size|batch_?size|bsz"
-    r"|(?:grad(?:ient)?_)?acc(?:um(?:ulat(?:e|ion))?)?_(?:steps|every|iters))"
+    r"|(?:grad(?:ient)?_)?acc(?:um(?:ulat(?:e|ion))?)?_(?:steps|every|iters)"
+    r"|grad(?:ient)?_acc(?:um(?:ulat(?:e|ion))?)?)"
 )
 """Names of options that say how long a sequence is or how many samples are taken, which nobody may leave out."""
 _KINDS = {"zero_optimization.stage"}

@@ -242,7 +242,8 @@ def _of_deepspeed_chat(one: Document) -> None:
     for name in ("param", "optimizer") if str(stage.value) == "3" else ("optimizer",):  # which stage 3 alone reads
         key = "config", f"deepspeed_config.offload_{name}_device"
         one.options[key] = OptionValue("--offload", device, stage.where)
-    said = one.options.pop(("args", "dtype"), OptionValue("--dtype", "fp16", stage.where))
+    sixteen = next((name for name in ("bf16", "fp16") if ("args", name) in one.options), "fp16")
+    said = one.options.pop(("args", "dtype"), OptionValue(f"--{sixteen}", sixteen, stage.where))
     one.options["args", str(said.value)] = OptionValue(said.name, True, said.where)
     one.options.pop(("args", "deepspeed"), None)
     one.notes.append(
