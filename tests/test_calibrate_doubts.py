@@ -124,10 +124,10 @@ def test_logs_that_contradict_each_other_are_told(tmp_path):
 def test_only_what_was_played_is_said_to_have_been_tried():
     rows = gathered(1)
     alone = LogPlays(Samples(rows, ""), "hgx-a100").described()[0]
-    assert tried_words(alone) == "rings alone"
+    assert tried_words(alone) == "rings alone, Simple alone, both"
     on_two = gathered(2)
     two = LogPlays(Samples(on_two, ""), "hgx-h100").described()[0]
-    algorithms = "NVLS off, trees off, rings alone"
+    algorithms = "NVLS off, trees off, rings alone, Simple alone, both"
     assert tried_words(two) == f"{algorithms}, no GPUDirect, fewer, slower and faster NICs, one slow NIC"
     small = LogPlays(Samples(on_two[:5], ""), "hgx-h100").described()[0]
     assert "NIC" not in tried_words(small)

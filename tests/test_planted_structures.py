@@ -24,6 +24,8 @@ NOISE = 0.02
 AS_DESCRIBED = Structure("")
 RINGS = Structure("", algorithms="Ring")
 NO_TREES = Structure("", algorithms="^Tree")
+SIMPLE = Structure("", protocols="Simple")
+SIMPLE_RINGS = Structure("", algorithms="Ring", protocols="Simple")
 NO_NVLS = Structure("", {"nvls": False})
 STAGED = Structure("", {"net": "ib_host"})
 SLOW_NIC = Structure("", changes=(Change("node1/nic2", factor=0.5),))
@@ -37,11 +39,13 @@ def planted(name: str, nodes: int, structure: Structure) -> LogPlays:
     # As a log that does not say how it was started, nor with which NCCL, is taken.
     group = Group(machine, gpus, usual_launch(machine, nodes), usual_version(machine))
     costs = costs_of(group)
-    pin = structure.algorithms or None
+    algorithm = structure.algorithms or None
+    protocol = structure.protocols or None
     noise = np.exp(NOISE * np.random.default_rng(7).standard_normal(len(SIZES))).tolist()
     rows = []
     for size, factor in zip(SIZES, noise, strict=True):
-        taken = factor * seconds(choice(Request("all_reduce", size, algorithm=pin), group), costs)
+        request = Request("all_reduce", size, algorithm=algorithm, protocol=protocol)
+        taken = factor * seconds(choice(request, group), costs)
         rows.append(Sample("all_reduce", size, taken, ranks=group.size, nodes=nodes, launch=group.launch))
     return LogPlays(Samples(tuple(rows), ""), name)
 
@@ -69,6 +73,17 @@ def answer(log_plays: LogPlays) -> tuple[list[str], list[str]]:
 def test_a_planted_fault_is_named(name, nodes, structure, words):
     explanations, _ = answer(planted(name, nodes, structure))
     assert any(words in text for text in explanations)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("name", ["hgx-a100", "hgx-h100", "pcie-a100"])
+@pytest.mark.parametrize(
+    ("structure", "words"), [(SIMPLE, "Simple alone (NCCL_PROTO=Simple)"), (SIMPLE_RINGS, "rings of Simple alone")]
+)
+def test_a_protocol_that_a_script_pins_is_named(name, nodes, structure, words):
+    """NCCL_PROTO=Simple in a script, which no log prints: constants bent to it, or rings alone were blamed."""
+    explanations, sentences = answer(planted(name, nodes, structure))
+    assert any(words in text for text in (*explanations, *sentences))
 
 
 @pytest.mark.parametrize(("name", "nodes"), [("hgx-h100", 2), ("hgx-h100", 4), ("hgx-a100", 4)])
@@ -102,7 +117,7 @@ def test_trees_off_are_told_apart_from_a_slow_host_only_over_many_nodes(nodes):
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 8])
-@pytest.mark.parametrize("name", ["hgx-a100", "hgx-h100"])
+@pytest.mark.parametrize("name", ["hgx-a100", "hgx-h100", "pcie-a100", "hgx-mi300x"])
 def test_a_sound_machine_is_asked_nothing(name, nodes):
     assert answer(planted(name, nodes, AS_DESCRIBED)) == ([], [])
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace as altered
 from clustersim.calibrate.fit.calibrated import Calibrated, halves
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
-from clustersim.calibrate.fit.structures import SMALL, Explained, Structure, explained, played_once, tried_words
+from clustersim.calibrate.fit.structures import AS_DESCRIBED, SMALL, Explained, Structure, explained, played_once, tried_words
 from clustersim.calibrate.fit.undecided import undecided
 from clustersim.calibrate.fit.untold import contradictions, nodes_of, taken_for_granted
 from clustersim.calibrate.validate_nccl import nccl_version, pin
@@ -292,7 +292,7 @@ class _LogGroups:
         self.topology = topology
         self.as_shipped = as_shipped
         self.structure = structure
-        self.algorithms = structure.algorithms if structure is not None and structure.algorithms else None
+        self.pins = structure or AS_DESCRIBED
         self.machine = fabrics.load(topology)
         self.gpus_per_node = len(self.machine.node_gpus(0))
         self.of = cache(self._of)
@@ -326,8 +326,8 @@ def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> Measured
         sample.kind,
         sample.nbytes,
         dtype=sample.dtype,
-        algorithm=pin(sample.env, "NCCL_ALGO") or groups.algorithms,
-        protocol=pin(sample.env, "NCCL_PROTO"),
+        algorithm=pin(sample.env, "NCCL_ALGO") or groups.pins.algorithms or None,
+        protocol=pin(sample.env, "NCCL_PROTO") or groups.pins.protocols or None,
     )
     chosen = choice(request, group)
     reason = beyond_reason(chosen, sample.seconds)

@@ -53,13 +53,19 @@ class Structure(msgspec.Struct, frozen=True):
     Parameters
     ----------
     words : what is the matter. node : traits of ``[node]``. changes : as in ``[[changes]]``; of all nodes or one.
-    algorithms : as in NCCL_ALGO, which no topology file says.
+    algorithms, protocols : as in NCCL_ALGO and NCCL_PROTO, which no topology file says.
     """
 
     words: str
     node: dict[str, Any] = {}
     changes: tuple[Change, ...] = ()
     algorithms: str = ""
+    protocols: str = ""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is a matter of the environment, and not of the machine."""
+        return bool(self.algorithms or self.protocols)
 
     def of(self, topology: Topology) -> Topology:
         """The machine as it would be."""
@@ -158,14 +164,14 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     # A rate that is fitted is bound to leave less than a part that is gone, whose wires explain large messages as well.
     wired = [single for single in singles if single.wires and single is not best and single not in alike]
     alike_texts += tuple(f"{single.structure.words}, which leaves {single.error:.0%}" for single in wired)
-    return Explained(best.structure, _mean(before), best.error, alike_texts, best.times, not best.structure.algorithms)
+    return Explained(best.structure, _mean(before), best.error, alike_texts, best.times, not best.structure.pinned)
 
 
 def tried_words(described: NcclTimes) -> str:
     """What :func:`explained` plays of a log's machine, whose rows are ``described`` as its file has it."""
     machine = largest(described)
     kind = machine.node_types[0]
-    words = [*(["NVLS off", "trees off"] if kind.nvls else []), "rings alone"]
+    words = [*(["NVLS off", "trees off"] if kind.nvls else []), "rings alone", "Simple alone", "both"]
     if machine.n_nodes > 1 and _nics(machine):
         words += ["no GPUDirect"] if kind.net == "ib" else []
         bandwidth = errors_by_class(described, described.predict({})).get(LARGE, 0.0)
@@ -268,6 +274,8 @@ def candidates(machine: Topology) -> Iterator[Structure]:
         yield Structure("NVLS off (NCCL_NVLS_ENABLE=0, or no Fabric Manager)", {"nvls": False})
         yield Structure("trees off (NCCL_ALGO=^Tree)", algorithms="^Tree")
     yield Structure("rings alone (NCCL_ALGO=Ring)", algorithms="Ring")
+    yield Structure("Simple alone (NCCL_PROTO=Simple)", protocols="Simple")
+    yield Structure("rings of Simple alone (NCCL_ALGO=Ring NCCL_PROTO=Simple)", algorithms="Ring", protocols="Simple")
     names = [name.removeprefix(FIRST_NODE) for name in _nics(machine)]
     if machine.n_nodes == 1 or not names:
         return
