@@ -97,6 +97,9 @@ def test_what_a_log_does_not_say_is_told_with_what_is_taken_instead(tmp_path, ca
     assert any("16 ranks were on: 2 of 8 GPUs are assumed" in line for line in sentences)
     assert any("how it was started: process_per_gpu is assumed" in line for line in sentences)
     assert any("does not say its NCCL: 2." in line for line in sentences)
+    assert any("NCCL_ALGO, NCCL_PROTO): NCCL's own choice is assumed" in line for line in sentences)
+    pinned = replace(samples, rows=tuple(replace(row, env="NCCL_PROTO=Simple") for row in samples.rows))
+    assert not any("NCCL_PROTO" in line for line in taken_for_granted(pinned, machine))
     assert not any("GPUs are assumed" in line for line in taken_for_granted(samples, machine, 4))
     assert command("calibrate", bare, "--topology", "hgx-h100", "-o", tmp_path / "x.toml") == 0
     assert "note: the log does not say how many nodes its 16 ranks were on: 2 of 8" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.core.optimizers import OPTIMIZERS
 from clustersim.core.paths import data_path
+from clustersim.core.units import format_bytes
 from clustersim.model import from_hf, transformer
 from clustersim.model.kernels import saved_by_operator
 from clustersim.model.seconds.base import CHECKPOINTING
@@ -67,6 +68,14 @@ def test_a_compiled_loss_holds_logits_and_their_gradient_alone() -> None:
         for compiled in (False, True)
     )
     assert (eager.logits, compiled.logits) == (3 * 100 * 6, 3 * 100 * 2)
+
+
+def test_memory_of_a_notebook_is_one_line() -> None:
+    """A cell that ended in ``result.memory`` showed every moment and every array of a step."""
+    use = memory(TEN_BLOCKS, micro_batch_size=1)
+    assert len(repr(use)) < 100
+    assert format_bytes(use.total) in repr(use)
+    assert use.peak in repr(use)
 
 
 def test_more_is_reserved_than_allocated_and_more_shown_than_reserved() -> None:

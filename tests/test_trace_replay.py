@@ -310,6 +310,28 @@ def test_a_replay_of_ranks_without_a_gpu_is_explained_without_gpus():
         assert not any("GPU" in text for text in explain(again).causes)
 
 
+def test_what_a_reader_left_out_is_said_to_be_in_no_replay(tmp_path):
+    """Three ranks of DDP profiled without record_shapes were replayed as twelve without one all_reduce, in silence."""
+    for rank in range(2):
+        events = [
+            {"ph": "X", "name": "ProfilerStep#1", "cat": "user_annotation", "ts": 0, "dur": 100, "pid": 1, "tid": 1},
+            {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1, "dur": 50, "pid": 1, "tid": 1},
+            {"ph": "X", "name": "gloo:all_reduce", "cat": "user_annotation", "ts": 60, "dur": 30, "pid": 1, "tid": 2},
+        ]
+        distributed = {"backend": "gloo", "rank": rank, "world_size": 2}
+        table = {"schemaVersion": 1, "distributedInfo": distributed, "traceEvents": events}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(table))
+    arguments = ["replay", str(tmp_path), "--topology", "cpu-gloo", "--scale", "dp=8"]
+    answer = " ".join(CliRunner().invoke(cli, arguments).output.split())
+    assert "not played: 2 x a collective without shapes" in answer
+    assert "neither a network nor more ranks change anything" in answer
+
+
+def test_a_replay_with_all_collectives_says_nothing_of_what_is_left_out():
+    again = replay(traces.read(sorted(GLOO.iterdir())), scale=Scale(times=2))
+    assert not any("not played" in note or "wait for nobody" in note for note in again.notes)
+
+
 def test_a_trace_without_steps_is_told_no_step_time():
     said = CliRunner().invoke(cli, ["trace", str(GLOO)]).output
     assert "gloo, first span to last" in said

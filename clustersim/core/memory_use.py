@@ -93,6 +93,12 @@ class MemoryUse:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return self.largest(name)
 
+    def __repr__(self) -> str:
+        """Short, for a notebook: the fields hold every moment of a step."""
+        of = f" of {self.where}" if self.where else ""
+        total = format_bytes(self.total)
+        return f"<MemoryUse{of}: {total} at {self.peak}, {format_bytes(self.allocated)} of it allocated>"
+
     def largest(self, part: str) -> float:
         """Bytes of a part that the framework allocates, when it has most."""
         return float(self.course.parts[part].max())

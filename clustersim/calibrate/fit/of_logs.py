@@ -16,7 +16,15 @@ from msgspec.structs import replace as altered
 from clustersim.calibrate.fit.calibrated import Calibrated, halves
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
-from clustersim.calibrate.fit.structures import AS_DESCRIBED, SMALL, Explained, Structure, explained, played_once, tried_words
+from clustersim.calibrate.fit.structures import (
+    AS_DESCRIBED,
+    SMALL,
+    Explained,
+    Structure,
+    explained,
+    played_once,
+    tried_words,
+)
 from clustersim.calibrate.fit.undecided import undecided
 from clustersim.calibrate.fit.untold import contradictions, nodes_of, taken_for_granted
 from clustersim.calibrate.validate_nccl import nccl_version, pin

@@ -15,6 +15,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.explain.last_rank import last_to_most
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.occupancy import occupancy, whole_window
+from clustersim.files.traces.joining import skipped_of
 from clustersim.files.traces.samples import Sample, Samples
 
 LAUNCH_BOUND = 0.25
@@ -136,7 +137,7 @@ def of_run(run: Timeline) -> RunDigest:
         waiting_for_launch_share=run.stats.get("waiting_for_launch_share"),
         clock_offset_s=run.stats.get("clock_offset_s", 0.0),
         collectives=_collectives(run),
-        skipped={k.removeprefix("skipped: "): int(v) for k, v in run.stats.items() if k.startswith("skipped: ")},
+        skipped=skipped_of(run),
         hints=list(_hints(run, compute, waits, len(measured))),
     )
 

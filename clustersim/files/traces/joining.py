@@ -33,10 +33,19 @@ HOST_BOUND = 20e-6
 DEVICE = "device: "
 """Begins the name of a number in ``stats``: how many ranks ran on a device of that name."""
 
+SKIPPED = "skipped: "
+"""Begins the name of a number in ``stats``: how many events a reader left out, for a reason."""
+
 _COPY = re.compile(r"Mem(?:cpy|set)|Copy(?:Host|Device|Buffer)|FillBuffer|__amd_rocclr_(?:copy|fill)")
 """How CUDA, ROCm and SYCL call copies and fills of memory."""
 _ONE_WAY = {"broadcast", "reduce", "scatter", "gather", "send", "recv"}
 """Kinds whose ranks may leave at different times: they say nothing of clocks."""
+
+
+def skipped_of(run: Timeline) -> dict[str, int]:
+    """How many events of a measured run's files are in no figure, by reason."""
+    counts = run.stats.items()
+    return {name.removeprefix(SKIPPED): int(count) for name, count in counts if name.startswith(SKIPPED)}
 
 
 def join(traces: Sequence[RankTrace], source: str) -> Timeline:
@@ -59,7 +68,7 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     for key, info, rank, *times in messages(traces, zero):
         build.row(build.op(key, info), rank, *times)
     _add_needs(build, traces)
-    stats = {f"skipped: {reason}": float(n) for reason, n in sorted(skipped.items())}
+    stats = {f"{SKIPPED}{reason}": float(n) for reason, n in sorted(skipped.items())}
     stats |= {"ranks_measured": float(len(traces))}
     stats |= {f"{DEVICE}{name}": float(n) for name, n in Counter(t.device for t in traces if t.device).items()}
     stats |= {f"{BACKEND}{trace.backend}": 1.0 for trace in traces[:1] if trace.backend}

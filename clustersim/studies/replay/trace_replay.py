@@ -26,7 +26,7 @@ is copied, data-parallel groups grow, and the others are copied as they are: the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ from clustersim.engine import simulate
 from clustersim.explain import pipeline
 from clustersim.explain.metrics import SteadyWindow, steady_window, window_after
 from clustersim.explain.occupancy import occupancy
+from clustersim.files.traces.joining import skipped_of
 from clustersim.scenario.run.altered import PASSES
 from clustersim.studies.replay.replay_program import ReplayWriter
 from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale, bucket_note, rebucketed
@@ -164,13 +165,31 @@ def replay(
     steps = _steps(original, simulated)
     idle = _idle(measured, simulated, steps.steps)
     remarks = (*((FREE,) if free else ()), *((bucket_note(scale.bucket),) if scale.bucket else ()))
-    notes = (*remarks, *(f"step {s} left out as warm-up" for s in steps.left_out), *program.notes)
+    warm_up = (f"step {s} left out as warm-up" for s in steps.left_out)
+    notes = (*remarks, *warm_up, *program.notes, *unplayed(original, scale))
     slowdown = None
     if idle:
         alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), source))
         slowdown = steps.medians()[1] / alike.medians()[1]
     machine = topology.name, topology.n_nodes
     return ReplayedTrace(measured, simulated, program, steps, rows, notes, totals, idle, *machine, free, slowdown)
+
+
+def unplayed(measured: Timeline, scale: Scale = AS_MEASURED) -> Iterator[str]:
+    """What of a trace its reader left out, which no replay plays; and that it then has nothing that grows with ranks.
+
+    Parameters
+    ----------
+    measured : as it was read. scale : what else differs of the replay.
+    """
+    for reason, count in skipped_of(measured).items():
+        yield f"left out of the trace, and not played: {count} x {reason}"
+    talks = any(op.kind != "compute" for op in measured.ops)
+    if not talks and measured.world_size * scale.times > 1:
+        yield (
+            "no collective and no message is in what was read: ranks wait for nobody here, and neither a network nor "
+            "more ranks change anything"
+        )
 
 
 def _check_ranks(measured: Timeline, times: int, topology: Topology | None, mesh: Mesh | None) -> None:
