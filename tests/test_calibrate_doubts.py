@@ -15,6 +15,7 @@ from clustersim.calibrate.fit.of_logs import LogPlays, nccl_times
 from clustersim.calibrate.fit.structures import Structure, explained, tried_words
 from clustersim.calibrate.fit.untold import contradictions, taken_for_granted
 from clustersim.cluster import files as fabrics
+from clustersim.cluster.files import Change
 from clustersim.core.errors import TraceError
 from clustersim.files import traces
 from clustersim.files.traces.samples import Sample, Samples
@@ -69,7 +70,12 @@ HEAD = "\n".join(
 def test_constants_do_not_undo_what_a_structure_explains_and_the_file_predicts_its_log(tmp_path, capsys):
     """Large messages were 1.9 % off with the slow NIC alone and 19.4 % with constants beside it; and the file could not
     be read for one node, so that the log could not be put beside it."""
-    slower = [(int(row.nbytes), row.seconds * (1 + row.nbytes / (row.nbytes + 2**22))) for row in published()]
+    rows = published()
+    slow = Structure("slow", changes=(Change("node1/nic0", factor=0.35),))
+    described, slowed = (
+        nccl_times(Samples(tuple(rows), ""), "hgx-h100", None, structure)[0].predict({}) for structure in (None, slow)
+    )
+    slower = [(int(row.nbytes), row.seconds * k) for row, k in zip(rows, (slowed / described).tolist(), strict=True)]
     log = written(slower, tmp_path / "slow.log", HEAD)
     out = tmp_path / "mine.toml"
     assert command("calibrate", log, "--topology", "hgx-h100", "-o", out, "--json") == 0

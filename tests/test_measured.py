@@ -116,12 +116,13 @@ def test_a_part_of_something_stays_below_all_of_it():
     choices = [choice(Request("all_reduce", nbytes), group) for nbytes in (65536.0, 8.0)]
     times = [20.0 * predict(choices[0], kind), predict(choices[1], kind)]
     machine_costs = few_numbers(choices, times, kind).costs
-    assert 0.25 < machine_costs.empty_steps <= 1.0
+    assert 0.25 < machine_costs.empty_steps["LL"] <= 1.0
     assert predict(choices[0], machine_costs) > 2.0 * predict(choices[0], kind)
 
 
-EVERY = 16
-"""One published case in so many is tried. Of one in three, 98 % get worse by no more than 4 points, and none by 7."""
+EVERY = 3
+"""One published case in so many is tried, of which 97 % get worse by no more than 4 points, and none by 7; of one in
+sixteen a single case was enough to break the 95 %."""
 
 
 def changes(rows: list[dict[str, str]]) -> Iterator[float]:
@@ -156,7 +157,7 @@ def published_cases(every: int) -> list[list[dict[str, str]]]:
 def test_slips_planted_into_published_tables_are_found_and_true_numbers_are_not():
     """A number six times too long among three: nine in ten are named; of what was published, one in twenty."""
     found = planted = apart = true = 0
-    for rows in published_cases(EVERY // 4):
+    for rows in published_cases(4):
         log = sorted_log(rows)
         known = [log[0], log[len(log) // 2], log[-1]]
         kind = costs_of(known[0][1].group)
@@ -176,7 +177,7 @@ def test_slips_planted_into_published_tables_are_found_and_true_numbers_are_not(
 def test_numbers_of_a_published_table_do_not_make_the_rest_of_it_worse():
     """By no more than the 4 points that measurements repeat to in 95 of 100 cases, and by 10 in none."""
     tried = [change for rows in published_cases(EVERY) for change in changes(rows)]
-    assert len(tried) >= 25
+    assert len(tried) >= 100
     assert np.mean(np.array(tried) < 0.04) >= 0.95
     assert max(tried) < 0.10
 

@@ -101,6 +101,42 @@ def test_a_trees_small_payload_waits_for_the_slowest_of_its_blocks(topology, nod
     assert many / few == pytest.approx(sixteen / one_block, rel=0.12)
 
 
+@pytest.mark.parametrize(("topology", "few", "many"), [("dgx-1v", 34.5e-6, 66.7e-6), ("hgx-h800", 34.5e-6, 61.1e-6)])
+def test_simples_small_payload_waits_for_the_slowest_of_its_blocks(topology, few, many):
+    """256 B and 1 MiB gathered by eight GPUs; an earlier law said 1.4 times as much of the larger one."""
+    on = of_node(topology, 8, (2, 14))
+    times = [seconds("all_gather", nbytes, on, algorithm="ring", protocol="Simple") for nbytes in (256.0, 2.0**20)]
+    assert times[1] / times[0] == pytest.approx(many / few, rel=0.17)
+    assert times == pytest.approx([few, many], rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks", "kind", "nbytes", "published"),
+    [
+        ("hgx-h800", 8, "all_reduce", 2.0**26, 744e-6),
+        ("hgx-h100", 8, "all_gather", 2.0**25, 123.5e-6),
+        ("hgx-h100", 8, "all_gather", 2.0**26, 205.5e-6),
+        ("hgx-h100", 4, "all_reduce", 2.0**25, 178e-6),
+        ("dgx-2", 12, "all_reduce", 2.0**26, 1052e-6),
+    ],
+)
+def test_a_ring_of_simple_in_a_node_fills_no_pipeline(topology, ranks, kind, nbytes, published):
+    """An earlier law added hops and bytes and more than both: it was 10 to 30 % too slow."""
+    time = seconds(kind, nbytes, of_node(topology, ranks), algorithm="ring", protocol="Simple")
+    assert time == pytest.approx(published, rel=0.09)
+
+
+def test_steps_of_simple_whose_piece_is_empty_take_less():
+    """256 B and 16 KiB added up by eight V100s take 52.6 and 61.3 us; 256 B were 2 % less than 16 KiB. A gathered
+    payload has a piece for everyone."""
+    on = of_node("dgx-1v", 8, (2, 14))
+    kinds = ("all_reduce", "all_gather")
+    pins = {"algorithm": "ring", "protocol": "Simple"}
+    empty, full = ([seconds(kind, nbytes, on, **pins) for kind in kinds] for nbytes in (256.0, 2.0**14))
+    assert full[0] / empty[0] == pytest.approx(61.3 / 52.6, rel=0.1)
+    assert full[0] / empty[0] > 1.1 > full[1] / empty[1]
+
+
 @pytest.mark.parametrize(("ranks", "published"), [(1, 1329e-6), (2, 752e-6), (4, 495e-6)])
 def test_a_ring_over_many_nodes_hides_its_hops_behind_its_bytes(ranks, published):
     """64 MiB gathered on ten nodes of H100 with one, two and four GPUs each; an earlier law was 13 to 19 % too slow."""

@@ -238,8 +238,8 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
     base = terms.kernel_start(request.kind, group, costs)
     floor = terms.host_floor(request.kind, group, costs, chosen.blocks)
     hops *= terms.busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
-    overlaps = terms.overlaps(request.kind, chosen.algorithm, chosen.protocol, chosen.loads, group)
-    hops *= terms.slowest(chosen.protocol, chosen.blocks, costs)
+    p = terms.blend(request.kind, chosen.algorithm, chosen.protocol, chosen.loads, group, costs)
+    hops *= terms.slowest(chosen.protocol, chosen.blocks, group, costs)
     messages = 0.0
     where = placement(group)
     if transport(where.net).eager < math.inf and where.islands > 1:
@@ -251,7 +251,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
 
     def seconds(wire: float) -> float:
         """The seconds, given those on the narrowest link."""
-        device = max(base + hops + wire + terms.fill(overlaps, hops, wire, costs), messages)
+        device = max(base + hops + wire + terms.fill(p, hops, wire, costs), messages)
         return terms.floored(device, floor, costs)
 
     return seconds

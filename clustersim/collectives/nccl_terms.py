@@ -32,16 +32,28 @@ def norm(a: float, b: float, p: float) -> float:
     return float((a**p + b**p) ** (1.0 / p))
 
 
-def fill(overlapping: bool, hops: float, wire: float, costs: CommunicationCosts) -> float:
+def fill(p: float, hops: float, wire: float, costs: CommunicationCosts) -> float:
     """Seconds of the pipeline's filling and emptying, beyond hops plus bytes.
 
     ``(L^p + B^p)^(1/p) - L - B`` until the bytes take ``fill_span`` times the hops; from there on the pipeline is full.
-    Where hops and bytes are ``overlapping`` (:func:`overlaps`), p is above 1 and some of them is saved.
+    ``p`` : of :func:`blend`; above 1 some of hops and bytes is saved.
     """
     wire = min(wire, costs.fill_span * hops)
-    if overlapping:
-        return norm(hops, wire, costs.overlap_norm) - hops - wire
-    return max(norm(hops, wire, costs.fill_norm) - hops - wire, 0.0)
+    return norm(hops, wire, p) - hops - wire
+
+
+def blend(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: CommunicationCosts) -> float:
+    """The p by which hops and bytes are joined: below 1 where a pipeline fills, above where they overlap.
+
+    Simple sends a ring's piece in two slices (nccl src/device/prims_simple.h), and some blocks wait while others move
+    bytes: beside those of the links an all_reduce of 1, 8 and 64 MiB takes eight H800s 79, 42 and 29 us, of 8 and 32
+    MiB four B200s 67 and 46 us; an all_gather of 64 and 128 MiB eight H100s 28 us, as many as its hops.
+    """
+    if protocol == "Simple" and placement(group).islands == 1 and algorithm == "ring" and kind in RINGS:
+        return costs.simple_norm
+    if overlaps(kind, algorithm, protocol, loads, group):
+        return costs.overlap_norm
+    return min(costs.fill_norm, 1.0)
 
 
 def overlaps(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group) -> bool:
@@ -127,8 +139,9 @@ def hop_time(
     return hops * (costs.rooted_overlap[protocol] if kind in ROOTED else 1.0)
 
 
-LEAST_PIECE = 16.0
-"""Bytes of a ring's smallest piece (NCCL src/device/all_reduce.h: chunks are rounded up to 16 bytes)."""
+LEAST_PIECE = {"LL": 16.0, "Simple": 512.0}
+"""Bytes of a ring's smallest piece (NCCL src/device/all_reduce.h: chunks are rounded up to 16 bytes of LL, and to 8
+bytes of each thread that copies of Simple, of which a block has 64 at least)."""
 
 
 def busy_steps(
@@ -136,27 +149,31 @@ def busy_steps(
 ) -> float:
     """Share of an all_reduce's hops that are left where the payload is too small for a piece for every rank.
 
-    Whoever has an empty piece waits for no flag and adds nothing up: 13.0 us instead of 16.9 on eight H100s (dgxc), 7.7
-    instead of 9.4 on four GH200s (Alps), from 16 bytes to 1 KiB.
+    Whoever has an empty piece waits for no flag, or for no fence, and adds nothing up: 13.0 us instead of 16.9 on eight
+    H100s (dgxc), 7.7 instead of 9.4 on four GH200s (Alps), from 16 bytes to 1 KiB. Of Simple the three all_reduces that
+    are published take 52, 47 and 60 us from 256 bytes on and 61, 57 and 68 from 16 KiB, their all_gathers the same.
     """
-    if (kind, algorithm, protocol) != ("all_reduce", "ring", "LL"):
+    if (kind, algorithm) != ("all_reduce", "ring") or protocol not in costs.empty_steps:
         return 1.0
-    return 1.0 - costs.empty_steps * max(0.0, 1.0 - nbytes / (LEAST_PIECE * group.size))
+    return 1.0 - costs.empty_steps[protocol] * max(0.0, 1.0 - nbytes / (LEAST_PIECE[protocol] * group.size))
 
 
 LARGEST = (0.0, 0.56, 1.03, 1.42, 1.77, 2.07)
 """Expected largest of 1, 2, 4, ... 32 draws from a standard normal distribution."""
 
 
-def slowest(protocol: str, blocks: int, costs: CommunicationCosts) -> float:
+def slowest(protocol: str, blocks: int, group: Group, costs: CommunicationCosts) -> float:
     """How much longer than one block's hops those of the slowest of a kernel's blocks take.
 
     LL's payloads up to 2 KiB have one block, and of 32 KiB sixteen: a tree over two nodes takes 36 and 45 us on B200,
-    35 and 46 on A100, over four of H100 36 and 49. The other protocols always have many, and their hops say so.
+    35 and 46 on A100, over four of H100 36 and 49. Simple's up to 32 KiB have one, and synchronise twice a step: inside
+    a node an all_gather of 256 B, 128 KiB and 1 MiB takes eight V100s 34, 53 and 67 us, eight H800s 34, 46 and 61. Over
+    a network NICs pace its blocks, as do those of LL128, which always has many.
     """
-    if protocol != "LL" or blocks < 2:
+    over_nodes = protocol == "Simple" and placement(group).islands > 1
+    if protocol not in costs.block_spread or over_nodes or blocks < 2:
         return 1.0
-    return 1.0 + costs.block_spread * LARGEST[min(int(math.log2(blocks)), len(LARGEST) - 1)]
+    return 1.0 + costs.block_spread[protocol] * LARGEST[min(int(math.log2(blocks)), len(LARGEST) - 1)]
 
 
 SLOT = 2.0**16

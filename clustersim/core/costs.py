@@ -11,14 +11,14 @@ choose, not to predict. Here algorithm and protocol are chosen as NCCL chooses t
 
 with H the host floor (how fast processes can launch), L the hops in sequence, B the bytes over the achieved rate of the
 narrowest link, and F the filling of the pipeline, which stops growing once B is c times L. Where bytes move while hops
-are waited for (LL over NVLink, rings whose NICs read GPU memory), p is above 1 and F below 0. LL's hops grow with the
-blocks of a kernel, of which the slowest counts.
+are waited for (LL over NVLink, rings of Simple in a node, rings whose NICs read GPU memory), p is above 1 and F below
+0. Hops of LL, and in a node of Simple, grow with the blocks of a kernel, of which the slowest counts.
 
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
 They start from documented values (:mod:`clustersim.collectives.fitted.priors`) and are moved a little by public tables
 (P100 to GB200), in which every operator's machine may differ from its kind as a whole and counts by the root of its
-series (:mod:`clustersim.calibrate.fit.learn`). With a whole publisher left out they predict what he measured to 14, 11
-and 4.0 % in the median over cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLES
+series (:mod:`clustersim.calibrate.fit.learn`). With a whole publisher left out they predict what he measured to 12, 11
+and 4.1 % in the median over cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLES
 --cross-validate publisher``). Inside a node a ring takes ``ring_ends`` of a step beyond its steps, and with the Simple
 protocol the latency of ``simple_ends``.
 
@@ -58,20 +58,20 @@ class CommunicationCosts:
 
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
     hop: Mapping[str, float] = _table(**{
-        "nvlink/LL": 0.902 * US, "nvlink/LL128": 1.67 * US, "nvlink/Simple": 2.53 * US,
-        "pcie/LL": 1.5 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 5.86 * US,
-        "net/LL": 3.37 * US, "net/LL128": 5.83 * US, "net/Simple": 18.0 * US,
+        "nvlink/LL": 0.95 * US, "nvlink/LL128": 1.65 * US, "nvlink/Simple": 2.76 * US,
+        "pcie/LL": 1.5 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 6.1 * US,
+        "net/LL": 3.28 * US, "net/LL128": 5.83 * US, "net/Simple": 17.7 * US,
     })  # fmt: skip
     # NVLink hops by GPU generation and protocol, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
         **{
             f"{age}/{protocol}": factor
             for age, factors in {
-                "pascal": (1.3, 1.5, 1.8),
-                "volta": (1.31, 1.59, 1.68),
-                "ampere": (1.22, 1.45, 1.84),
+                "pascal": (1.3, 1.5, 1.3),
+                "volta": (1.31, 1.62, 1.19),
+                "ampere": (1.17, 1.44, 1.54),
                 "hopper": (1.0, 1.0, 1.0),
-                "blackwell": (1.32, 1.27, 1.26),
+                "blackwell": (1.31, 1.27, 1.21),
                 "amd": (1.5, 1.5, 1.8),
             }.items()
             for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
@@ -79,24 +79,24 @@ class CommunicationCosts:
     )
     # How soon a kernel's first block starts after the one before it, by generation, relative to Hopper.
     base_generation: Mapping[str, float] = _table(
-        pascal=1.0, volta=1.01, ampere=1.31, hopper=1.0, blackwell=1.36, amd=1.0
+        pascal=1.0, volta=1.02, ampere=1.28, hopper=1.0, blackwell=1.37, amd=1.0
     )
     # Added to every hop over a transport (twice for Simple, which also waits for the flush).
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
-    # Of the LL hops of a ring, what steps save whose piece of a tiny payload is empty.
-    empty_steps: float = 0.255
-    simple_ring_net: float = 0.702  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    # Of the hops of a ring's all_reduce, what steps save whose piece of a tiny payload is empty (LL, Simple).
+    empty_steps: Mapping[str, float] = _table(LL=0.254, Simple=0.164)
+    simple_ring_net: float = 0.696  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
-    rooted_overlap: Mapping[str, float] = _table(LL=0.5, LL128=0.5, Simple=0.596)
+    rooted_overlap: Mapping[str, float] = _table(LL=0.5, LL128=0.5, Simple=0.511)
     # Share of the line rate a protocol's payload reaches.
     share: Mapping[str, float] = _table(**{
-        "nvlink/LL": 0.346, "nvlink/LL128": 0.74, "nvlink/Simple": 0.83,
+        "nvlink/LL": 0.347, "nvlink/LL128": 0.744, "nvlink/Simple": 0.803,
         "pcie/LL": 0.35, "pcie/LL128": 0.7, "pcie/Simple": 0.76,
-        "shm/LL": 0.347, "shm/LL128": 0.5, "shm/Simple": 0.5,
-        "net/LL": 0.309, "net/LL128": 0.929, "net/Simple": 1.0,
+        "shm/LL": 0.35, "shm/LL128": 0.5, "shm/Simple": 0.497,
+        "net/LL": 0.31, "net/LL128": 0.929, "net/Simple": 1.0,
     })  # fmt: skip
     share_generation: Mapping[str, float] = _table(
-        pascal=1, volta=1, ampere=0.992, hopper=1.01, blackwell=0.998, amd=0.85
+        pascal=1.01, volta=1, ampere=0.992, hopper=1, blackwell=0.998, amd=0.85
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
@@ -106,28 +106,28 @@ class CommunicationCosts:
     # so R ranks take R - 1 steps and this. Two ranks feel it most: 1.38 of the time of their one step. It is work of
     # multiprocessors, of an A100's or an H100's; it counts for more where each serves faster links
     # (nccl_terms.beside_links).
-    ring_ends: float = 0.394
+    ring_ends: float = 0.4
     # Steps more that Simple waits for there: its first fills a slot with nothing to receive, its last empties one.
-    simple_ends: float = 2.0
+    simple_ends: float = 2.12
     own_copy: float = 0.382  # of a peer's bytes, as ring_ends: an all_to_all copies its own part, which crosses no link
     tree_share: float = 0.807
     # Of NVLink's line rate through a switch that reduces. No fitted row has it in a node of Blackwells: theirs
     # is what two clouds' published logs of eight come to, 835 GB/s of busbw (B200) and 840 (GB200, two trays) at 8 GiB.
-    nvls_share: Mapping[str, float] = _table(hopper=0.683, blackwell=0.604)
+    nvls_share: Mapping[str, float] = _table(hopper=0.693, blackwell=0.604)
     nvls_tree_share: float = 0.921
     # Of a NIC's line rate that streams reach which the network's switches add up: published all_reduces with SHARP are
     # 1.2 to 1.5 of NVLSTree's rate, not the twice that the bytes would give.
     sharp_share: float = 0.7
-    tree_levels: float = 1.23  # network hops per log2(nodes), each way
-    nvls_latency: float = 24.3 * US
-    nvls_tree_hop: float = 20.0 * US
+    tree_levels: float = 1.21  # network hops per log2(nodes), each way
+    nvls_latency: float = 19.4 * US
+    nvls_tree_hop: float = 20.6 * US
     # Point to point (all_to_all, send): channels open as the message grows.
     p2p_share: float = 0.777
     p2p_net_share: float = 0.926
     send_share: float = 0.8
     p2p_norm: float = 0.65
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=15.2e9, hopper=86.3e9, blackwell=120e9, amd=14e9
+        pascal=10e9, volta=10e9, ampere=15.2e9, hopper=86.5e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
         pascal=2.2 * 2**20,
@@ -139,25 +139,27 @@ class CommunicationCosts:
     )
     p2p_max_channels: float = 16.0
     # Host.
-    base: float = 5.11 * US
-    rooted_base: float = 5.04 * US
+    base: float = 5.12 * US
+    rooted_base: float = 4.86 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=5.79 * US, amd=9.64 * US, power=8 * US, arm=6.1 * US)
+    host_floor: Mapping[str, float] = _table(intel=5.82 * US, amd=9.68 * US, power=8 * US, arm=6.14 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
     host_single: float = 9.31 * US
-    host_floor_per_gpu: float = 2.9 * US
+    host_floor_per_gpu: float = 2.92 * US
     # For each block of a GPU's kernel: NCCL before 2.22 writes its work of 512 bytes into a queue in host memory, since
     # then a batch of 16 bytes among the kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs).
-    host_block: Mapping[str, float] = _table(queue=0.205 * US, arguments=0.0505 * US)
+    host_block: Mapping[str, float] = _table(queue=0.201 * US, arguments=0.0503 * US)
     host_p2p_factor: float = 2.53  # of that, for all_to_all: many more launches and proxies
     # One process per GPU, sends and receives, beyond a launch: grouping them, and posting each peer's pair, which costs
     # little since a batch of them travels among the kernel's arguments (keys as of host_block).
     host_p2p: float = 1.61 * US
-    host_p2p_peer: Mapping[str, float] = _table(queue=2.65 * US, arguments=0.305 * US)
-    fill_norm: float = 0.72
-    overlap_norm: float = 1.2  # where bytes move while hops are waited for
-    block_spread: float = 0.15  # by how much the hops of a kernel's blocks differ (LL)
-    fill_span: float = 30.7  # bytes over hops beyond which the pipeline is full
+    host_p2p_peer: Mapping[str, float] = _table(queue=2.65 * US, arguments=0.304 * US)
+    fill_norm: float = 0.704
+    simple_norm: float = 1.17  # where Simple's blocks wait and move by turns: rings inside a node
+    overlap_norm: float = 1.22  # where bytes move while hops are waited for
+    # By how much the hops of a kernel's blocks differ.
+    block_spread: Mapping[str, float] = _table(LL=0.148, Simple=0.405)
+    fill_span: float = 30.3  # bytes over hops beyond which the pipeline is full
     floor_norm: float = 6.0
     scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
 
@@ -330,10 +332,10 @@ def flat(costs: CommunicationCosts | GlooCosts | MpiCosts) -> dict[str, float]:
 def most_of(name: str) -> float:
     """The largest value that a constant can have: 1 for a part of something, by its flat name.
 
-    >>> most_of("net_share.ib"), most_of("empty_steps"), most_of("base")
+    >>> most_of("net_share.ib"), most_of("empty_steps.LL"), most_of("base")
     (1.0, 1.0, inf)
     """
-    return 1.0 if "share" in name or name == "empty_steps" else math.inf
+    return 1.0 if "share" in name or name.startswith("empty_steps") else math.inf
 
 
 def overlaid(costs: AnyCosts, values: Mapping[str, float]) -> AnyCosts:
