@@ -9,8 +9,9 @@ import clustersim
 from clustersim.core.blocks import Column
 from clustersim.core.sheets import BlockColumns
 from clustersim.explain import columns, hotspots
-from clustersim.explain.columns import OpColumns
+from clustersim.explain.columns import OpColumns, RankSubset
 from clustersim.explain.critical_path import critical_path
+from clustersim.explain.pace import skews
 
 
 @pytest.fixture(scope="module", params=["1f1b_gpt2_xl_1x8_a100", "ddp_resnet50_1x8_v100", "why_parameter_server"])
@@ -88,3 +89,66 @@ def test_histories_of_links_are_worked_out_once_for_a_report(monkeypatch):
     assert n > 0
     assert len(worked) == n
     assert few["heat"].tobytes() == many["heat"][: len(few["heat"])].tobytes()
+
+
+def test_each_column_of_blocks_is_written_out_once_for_the_spans_of_all_ops(monkeypatch):
+    timeline = clustersim.load("ddp_gpt2_xl_2x8_a100", {"run.steps": 2, "run.jitter": 0.02}).run().timeline
+    written = []
+    plain = Column.counted
+
+    def noted(self, places):
+        written.append(id(self))
+        return plain(self, places)
+
+    monkeypatch.setattr(Column, "counted", noted)
+    spans = OpColumns(timeline)
+    for op in range(len(timeline.ops)):
+        spans.of(op)
+    monkeypatch.undo()
+    whole = [column for block in timeline.blocks for column in block.columns]
+    distinct = {id(column) for column in whole} | {id(c.since) for c in whole if c.since is not None}
+    assert len(written) == len(set(written))
+    assert set(written) >= {id(column) for column in whole}
+    assert len(distinct) < 2 * len(timeline.blocks)  # of three columns a block: before, each of them was
+
+
+def test_spans_of_an_op_are_its_block_s_own_times_to_the_last_bit():
+    timeline = clustersim.load("ddp_gpt2_xl_2x8_a100", {"run.steps": 2, "run.jitter": 0.02}).run().timeline
+    spans = OpColumns(timeline)
+    ops = [block.op for block in timeline.blocks]
+    met = 0
+    for block in timeline.blocks:
+        if ops.count(block.op) > 1:
+            continue
+        of_op = spans.of(block.op)
+        assert of_op.ranks.tolist() == block.ranks.tolist()
+        for name in ("ready", "start", "end"):
+            told = np.broadcast_to(getattr(block, name), len(block.ranks))
+            assert getattr(of_op, name).tolist() == told.tolist()
+        met += 1
+    assert met > 100
+
+
+def test_skews_are_those_of_the_columns_written_out():
+    timeline = clustersim.load("ddp_gpt2_xl_2x8_a100", {"run.steps": 2, "run.jitter": 0.02}).run().timeline
+    skew = skews(timeline)
+    met = 0
+    for block in timeline.blocks:
+        if timeline.ops[block.op].kind != "compute":
+            assert skew[block.op] == block.ready.max() - block.ready.min()
+            met += 1
+    assert met > 10
+
+
+def test_numbers_of_ranks_are_looked_up_once_for_each_array_of_them(monkeypatch):
+    timeline = clustersim.load("1f1b_gpt2_xl_1x8_a100", {"run.steps": 2, "run.jitter": 0.02}).run().timeline
+    asked = []
+    plain = RankSubset._places_of
+    monkeypatch.setattr(RankSubset, "_places_of", lambda self, ranks: asked.append(id(ranks)) or plain(self, ranks))
+    subset = RankSubset(timeline, np.arange(timeline.world_size))
+    some = RankSubset(timeline, np.array([1, 2, 6]))
+    columns_of_all = [subset.column(op, "start") for op in range(len(timeline.ops))]
+    arrays = {id(subset.columns.of(op).ranks) for op in range(len(timeline.ops))}
+    assert len(asked) == len(arrays) < len(timeline.ops) / 4
+    for op, column in enumerate(columns_of_all):
+        np.testing.assert_array_equal(some.column(op, "start"), column[[1, 2, 6]])

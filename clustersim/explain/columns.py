@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.blocks import Block, Column
 from clustersim.core.memo import kept_with_first
 from clustersim.core.timeline import Timeline
 
@@ -19,13 +21,12 @@ MOST_KEPT = 2048
 """Ranks of an op whose spans are kept once they were looked up: of more ranks there are few ops, and much to keep."""
 
 
-OFTEN = 16
+OFTEN = 3
 MOST_TABLES = 32
 """Times that a rank is asked for before its spans are laid out in a table of its own, and how many tables are kept."""
 
 
-@dataclass(frozen=True, eq=False)
-class OpSpans:
+class OpSpans(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Spans of one op: ``ranks`` (k,) int, ascending, and ``ready``, ``start``, ``end`` (k,) float [s].
 
     A rank that did the op several times (measured runs) is there as often, in order of start.
@@ -67,6 +68,8 @@ class OpColumns:
         self._known: dict[int, OpSpans] = {}
         self._asked: dict[int, int] = {}
         self._tables: dict[int, RankTable] = {}
+        self._written: dict[int, tuple[Column, Floats]] = {}
+        self._ascending: dict[int, tuple[Ints, bool]] = {}
         for i, block in enumerate(timeline.blocks):
             self._blocks.setdefault(block.op, []).append(i)
 
@@ -110,16 +113,40 @@ class OpColumns:
             parts.append((ranks, *np.broadcast_to(self._times[:, row : row + 1], (3, len(ranks)))))
         for i in self._blocks.get(op, ()):
             block = self.timeline.blocks[i]
-            n = len(block.ranks)
-            parts.append((block.ranks, *(t if len(t) == n else np.broadcast_to(t, n) for t in block.times)))
+            parts.append((block.ranks, *self._of_block(block)))
         if not parts:
             none = np.zeros(0)
             return OpSpans(np.zeros(0, dtype=np.int64), none, none, none)
         spans = OpSpans(*(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
-        if len(spans.ranks) < 2 or bool((spans.ranks[1:] > spans.ranks[:-1]).all()):
+        if self._are_ascending(spans.ranks, shared=len(parts) == 1):
             return spans
         order = np.lexsort((spans.start, spans.ranks))
         return OpSpans(spans.ranks[order], spans.ready[order], spans.start[order], spans.end[order])
+
+    def _of_block(self, block: Block) -> tuple[Floats, ...]:
+        """Ready, start and end of each rank [s]."""
+        n = len(block.ranks)
+        times = [self._all(column) for column in block.columns] if n <= MOST_KEPT else block.times
+        return tuple(column if len(column) == n else np.broadcast_to(column, n) for column in times)
+
+    def _all(self, column: Column) -> Floats:
+        """:attr:`Column.all`, written out once: ops share columns, and are counted from others' columns."""
+        known = self._written.get(id(column))
+        if known is None:
+            counted = column.counted(slice(None))
+            values = counted if column.since is None else self._all(column.since) + counted
+            # With the column, which is told by its identity as long as it is held.
+            known = self._written[id(column)] = column, values
+        return known[1]
+
+    def _are_ascending(self, ranks: Ints, *, shared: bool) -> bool:
+        """Whether no rank is there twice, and all are in order; of arrays that ops share it is asked once."""
+        known = self._ascending.get(id(ranks)) if shared else None
+        if known is None:
+            known = ranks, len(ranks) < 2 or bool((ranks[1:] > ranks[:-1]).all())
+            if shared:
+                self._ascending[id(ranks)] = known
+        return known[1]
 
     def of_rank(self, rank: int, begin: float, end: float) -> RankSpans:
         """Spans of a rank that end at or after ``begin`` and are ready at or before ``end`` [s], by op, then start."""
@@ -214,23 +241,38 @@ class RankSubset:
     def __init__(self, timeline: Timeline, ranks: Ints) -> None:
         self.timeline, self.ranks, self.columns = timeline, ranks, columns_of(timeline)
         self.place = np.full(timeline.world_size, -1, dtype=np.int64)
-        self.place[ranks] = np.arange(len(ranks))
+        self._everyone = self.place[ranks] = np.arange(len(ranks))
+        self._places: dict[int, tuple[Ints, Ints, Bools | None]] = {}
 
     def times(self, op: int) -> tuple[Ints, OpSpans]:
         """Numbers of those who did an op, and their spans of it."""
         spans = self.columns.of(op)
-        places = self.place[spans.ranks]
-        chosen = places >= 0
-        if chosen.all():
+        known = self._places.get(id(spans.ranks))
+        if known is None:
+            known = self._places[id(spans.ranks)] = self._places_of(spans.ranks)
+        _, places, chosen = known
+        if chosen is None:
             return places, spans
-        return places[chosen], OpSpans(spans.ranks[chosen], spans.ready[chosen], spans.start[chosen], spans.end[chosen])
+        return places, OpSpans(spans.ranks[chosen], spans.ready[chosen], spans.start[chosen], spans.end[chosen])
+
+    def _places_of(self, ranks: Ints) -> tuple[Ints, Ints, Bools | None]:
+        """An array of ranks (it is told by its identity as long as it is held); the numbers of those of them that are
+        of the subset; and which they are, None for all."""
+        places = self.place[ranks]
+        if np.array_equal(places, self._everyone):
+            return ranks, self._everyone, None
+        chosen = places >= 0
+        return (ranks, places, None) if chosen.all() else (ranks, places[chosen], chosen)
 
     def column(self, op: int, begin: str) -> Floats:
         """(r,) float [s] from ``"start"`` or ``"ready"`` (time in a server's queue included) to the end; nan: did not
         run."""
         places, spans = self.times(op)
+        took: Floats = spans.end - (spans.ready if begin == "ready" else spans.start)
+        if places is self._everyone:
+            return took
         seconds = np.full(len(self.ranks), np.nan)
-        seconds[places] = spans.end - (spans.ready if begin == "ready" else spans.start)
+        seconds[places] = took
         return seconds
 
 

@@ -154,7 +154,10 @@ def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
 def queues(timeline: Timeline) -> set[tuple[str, str]]:
     """Streams whose work is done in order of arrival: compute that was ready before it could start."""
     _, op, _, ready, start, _ = timeline._rows()
-    late = {*np.unique(op[start > ready]).tolist(), *(b.op for b in timeline.blocks if np.any(b.start > b.ready))}
+    late = set(np.unique(op[start > ready]).tolist())
+    # What began when it was ready has one column for both.
+    waited = (block for block in timeline.blocks if block.columns[1] is not block.columns[0])
+    late.update(block.op for block in waited if np.any(block.start > block.ready))
     return {(timeline.ops[i].role, timeline.ops[i].stream) for i in late if timeline.ops[i].kind == "compute"}
 
 

@@ -82,8 +82,9 @@ def skews(timeline: Timeline) -> Floats:
     np.minimum.at(first, op, ready)
     np.maximum.at(last, op, ready)
     for block in timeline.blocks:
-        first[block.op] = min(first[block.op], float(block.ready.min()))
-        last[block.op] = max(last[block.op], float(block.ready.max()))
+        ready_times = block.columns[0]
+        first[block.op] = min(first[block.op], ready_times.low)
+        last[block.op] = max(last[block.op], ready_times.high)
     talks = of_each(timeline.ops, lambda op: op.kind not in {"compute", "send", "recv"}, bool)
     spread: Floats = np.where(talks & np.isfinite(first), last - first, np.nan)
     return spread

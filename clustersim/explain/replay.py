@@ -33,14 +33,17 @@ def replayed(run: RunGraph, compute: Seconds, transfers: Seconds, needs: list[tu
     last: dict[int, Floats] = {}
     ends: dict[int, Floats] = {}
     over = _over(run.nodes, needs) if run.settled else {}
+    did_it = run.did
     for _ in range(1 if run.settled else MAX_PASSES):
         changed = False
         for number, node in enumerate(run.nodes):
             for op, end in _played(node, ends, run.size, needs, compute, transfers):
                 changed = changed or op not in ends or not np.array_equal(ends[op], end)
                 ends[op] = end
-                did = run.did.get(op)  # a mask takes five times as long: most ops need none
-                last[op] = end.max(axis=-1) if did is None else end.max(axis=-1, where=did, initial=-np.inf)
+                did = did_it.get(op)  # a mask takes five times as long: most ops need none
+                last[op] = (
+                    np.maximum.reduce(end, axis=-1) if did is None else end.max(axis=-1, where=did, initial=-np.inf)
+                )
             for op in over.get(number, ()):
                 del ends[op]
         if not changed:
