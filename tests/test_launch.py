@@ -23,6 +23,7 @@ from clustersim.files.launch.whose import framework_of
 from clustersim.studies.what_if.folded import folded
 from clustersim.training.parallel import FIELDS
 from clustersim.training.strategies import STRATEGIES
+from clustersim.training.strategies.zero_config import ZeroOptimization
 
 yaml = pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
 
@@ -128,9 +129,10 @@ def fields():
     )
     known |= {f"{table}.{one.name}" for table, kind in (("model", Model), ("run", Run)) for one in of(kind)}
     known |= {f"strategy.{one.name}" for row in STRATEGIES.values() for one in of(row.config)} | {"strategy.kind"}
-    known |= {"strategy.zero_optimization.stage", "strategy.zero_optimization.*"}
+    known |= {f"strategy.zero_optimization.{one.name}" for one in of(ZeroOptimization)}
+    known |= {"strategy.zero_optimization.*"}
     known |= {f"strategy.zero_optimization.offload_{what}.device" for what in ("param", "optimizer")}
-    known |= {f"shape.{leaf}" for one in shapes._shipped().values() for leaf in (*one, "out_bias")}
+    known |= {f"shape.{leaf}" for one in shapes._shipped().values() for leaf in (*one, "out_bias", *shapes.WHERE_SAID)}
     return known | {"cluster.nodes", "cluster.gpus_per_node", "cluster.world", "graphs.impl"}
 
 

@@ -98,13 +98,23 @@ def test_replicas_of_torchtune_are_its_shards_besides():
     assert fields(f"{text}data_parallel_replicate_dim: 2\n", "t.yaml")["strategy.data_parallel_replicate_degree"] == 2
 
 
-# ---- frameworks that are not read -----------------------------------------------------------------------------------
+# ---- frameworks by their scripts, and those that are not read ------------------------------------------------------
 
 
 def test_openrlhfs_own_script_is_known_by_its_words():
-    words = "deepspeed ../train_sft.py --pretrain a/b --train_batch_size 64 --micro_train_batch_size 2 --zero_stage 3"
-    with pytest.raises(ScenarioError, match="is of OpenRLHF, whose files are not read"):
-        read(words)
+    had = fields(
+        "deepspeed --num_gpus 8 ../train_sft.py --pretrain meta-llama/Meta-Llama-3-8B --train_batch_size 64 "
+        "--micro_train_batch_size 2 --zero_stage 3"
+    )
+    assert (had["strategy.kind"], had["strategy.zero_optimization.stage"]) == ("zero", 3)
+
+
+def test_llama_cookbooks_script_is_known_by_its_words():
+    had = fields(
+        "torchrun --nproc_per_node 2 ft.py --enable_fsdp --model_name meta-llama/Meta-Llama-3-8B "
+        "--batch_size_training 4"
+    )
+    assert had["strategy.kind"] == "fsdp"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +122,6 @@ def test_openrlhfs_own_script_is_known_by_its_words():
     [
         ("fairseq-train bin --arch transformer --criterion cross_entropy --max-tokens 4096", "fairseq"),
         ("torchrun --nproc_per_node 8 train.py bin --arch a --criterion c --update-freq 2", "fairseq"),
-        ("torchrun --nproc_per_node 2 ft.py --enable_fsdp --model_name a/b --batch_size_training 4", "llama-recipes"),
     ],
 )
 def test_a_framework_that_is_not_read_is_named(words, framework):

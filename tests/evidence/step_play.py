@@ -140,7 +140,7 @@ def coarser(model: Model, cost: StepCost, parts: int = SEGMENTS) -> tuple[Model,
     sums = {name: np.add.reduceat(getattr(cost, name), first) for name in ("forward", "backward")}
     sums |= {name: np.add.reduceat(getattr(cost, name), first) for name in ("forward_flops", "backward_flops")}
     bounds = {name: tuple(getattr(cost, name)[i] for i in first) for name in ("forward_bound", "backward_bound")}
-    unknown: Table = {"forward_launch": None, "backward_launch": None, "forward_mix": (), "backward_mix": ()}
+    unknown: Table = {"forward_launch": None, "forward_mix": (), "backward_mix": ()}
     joined = replace(cost, **sums, **bounds, **unknown)  # type: ignore[arg-type]
     return replace(model, layers=layers), joined
 
