@@ -216,3 +216,28 @@ def test_megatrons_loss_is_one_fp32_copy_of_the_logits_whatever_divides_them(dty
     assert alone.logits == 6 * logits  # and the gradient in 16 bits beside it
     eager = memory(model("gpt2", implementation="eager"), micro_batch_size=1, dtype=dtype, param_dtype="bf16")
     assert eager.logits == 12 * logits
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("divided", [{"cp": 4}, {"pp": 2}])
+def test_a_compiled_loss_of_whole_logits_keeps_them_and_their_gradient_whatever_divides_the_rest(
+    framework: str, divided: dict[str, int]
+) -> None:
+    """4 bytes a logit in 16 bits, as of a model that is not split, where 12 were counted."""
+    whole = small(implementation="fused")
+    parallel = ParallelConfig(**divided, framework=framework)
+    head = layers(partition(whole, parallel))[-1]
+    alone = memory(whole, micro_batch_size=1, dtype="bf16", param_dtype="bf16", compiled=True)
+    assert 4 * head.fp32_kept + 2 * head.fused_loss_kept == alone.logits / parallel.cp == 4 * 256 * 1000 / parallel.cp
+
+
+@pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a", "a2a+p2p"])
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_a_policy_that_keeps_the_output_of_attention_sends_no_keys_and_values_again(comm: str, framework: str) -> None:
+    """What exchanges them is inside the operator; heads that are swapped for tokens are swapped around it."""
+    levels = {"hierarchical_context_parallel_sizes": (2, 2)} if comm == "a2a+p2p" else {}
+    parallel = ParallelConfig(cp=4, cp_comm_type=comm, framework=framework, **levels)
+    block = layers(partition(small(), parallel, Recompute("selective_op")))[1]
+    again = [item for item in exchanges(block.backward) if item.part == "R"]
+    assert {item.kind for item in again} == ({"all_to_all"} if "a2a" in comm else set())
+    assert not any(kernel.name == "merged" for kernel in kernels(block.backward, "R"))

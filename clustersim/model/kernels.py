@@ -362,5 +362,5 @@ def cross_entropy(s: TransformerShape, positions: int) -> Kernel:
     passes = CROSS_ENTROPY["fused" if s.fused_loss else "masked" if masked else s.implementation]
     # Its n: bytes that an element of 16-bit logits holds at the most, op by op or in one kernel.
     op_by_op = MEGATRON_LOSS if s.implementation == "megatron" else EAGER_LOSS
-    most = FUSED_LOSS if s.fused_loss else op_by_op
+    most = FUSED_LOSS if s.fused_loss or s.implementation == "fused" else op_by_op
     return replace(memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0), n=most)

@@ -142,7 +142,7 @@ def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tup
 
 
 class MicroBatchBytes(msgspec.Struct, frozen=True):
-    """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and in fp32; what backward has
+    """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and of its loss; what backward has
     beside that at its fullest moment, and how much in fp32 it has ``returned`` by then; and the output gradients that I
     leaves for a later W."""
 
@@ -162,11 +162,16 @@ class MicroBatchBytes(msgspec.Struct, frozen=True):
         return cls(
             size * (sum(layer.kept for layer in layers) + chunk.message * batch.keeps_sent),
             size * sum(layer.kept_for_weights for layer in layers),
-            batch.samples * 4.0 * sum(layer.fp32_kept for layer in layers),
+            sum(_of_loss(layer, batch) for layer in layers),
             repeated,
             size * sum(layer.stashed for layer in layers),
             returned,
         )
+
+
+def _of_loss(layer: LocalLayer, batch: MicroBatchStash) -> float:
+    """Bytes that the loss of a micro-batch keeps: in fp32, and in the activations' type."""
+    return batch.samples * (4.0 * layer.fp32_kept + batch.element * layer.fused_loss_kept)
 
 
 def _fullest(layers: Sequence[LocalLayer], batch: MicroBatchStash) -> tuple[float, float]:
@@ -178,5 +183,5 @@ def _fullest(layers: Sequence[LocalLayer], batch: MicroBatchStash) -> tuple[floa
     for layer in reversed(layers):
         moments.append((size * (layer.repeated + layer.working) - given_back, returned))
         given_back += size * layer.kept
-        returned += batch.samples * 4.0 * layer.fp32_kept
+        returned += _of_loss(layer, batch)
     return max(moments, key=lambda moment: moment[0] - moment[1])

@@ -91,6 +91,7 @@ class StashedElements:
     repeated : what a repeated forward brings back while this layer's backward runs.
     working : of gradients at the fullest moment of this layer's backward, less what it has given back by then.
     fp32_kept : kept in fp32 whatever the activations' type (logits and softmax of the loss).
+    fused_loss_kept : of a loss in one kernel, logits and their gradient in the activations' type.
     stashed : of output gradients that weight gradients need: held from I to W where a schedule separates them (they are
         what makes a delayed W cost memory, arXiv:2401.10241 s4).
     """
@@ -100,6 +101,7 @@ class StashedElements:
     repeated: float = 0.0
     working: float = 0.0
     fp32_kept: float = 0.0
+    fused_loss_kept: float = 0.0
     stashed: float = 0.0
 
     def __add__(self, other: StashedElements) -> StashedElements:

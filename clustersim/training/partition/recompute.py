@@ -13,6 +13,7 @@ import msgspec
 from clustersim.core.model import HALF, Kernel, Layer
 from clustersim.model.kernels import saved_by_operator
 from clustersim.training.partition.base import Item, StashedElements, Work
+from clustersim.training.partition.context import GatheredAttention, RingAttention, Stepwise, SwappedHeads
 from clustersim.training.partition.dispatch import is_expert, read_counts
 from clustersim.training.partition.nodes import (
     Kernels,
@@ -52,22 +53,18 @@ def module_of(kernel: Kernel, section: str) -> str:
     return ""
 
 
-def held(nodes: Nodes, *, one_fp32_copy: bool) -> StashedElements:
-    """What nodes keep.
-
-    ``one_fp32_copy`` : the vocabulary-parallel loss keeps its fp32 softmax in place of the logits. PyTorch's holds its
-    log-softmax and two gradients in fp32.
-    """
+def held(nodes: Nodes, share: LayerShares) -> StashedElements:
+    """What nodes keep. The loss: see :meth:`LayerShares.loss_elements`."""
     total = StashedElements()
     for node in nodes:
         if isinstance(node, CheckpointedNodes):
-            inside = held(node.nodes, one_fp32_copy=one_fp32_copy)
+            inside = held(node.nodes, share)
             # The input is among what the nodes keep.
             total += replace(inside.dropped(node.keeps), repeated=inside.whole - node.keeps + node.brings)
         elif isinstance(node, RebuiltNorm):
             total += StashedElements(repeated=node.brings)
         else:
-            total += sum((_of_kernel(kernel, one_fp32_copy) for kernel in node.kernels), StashedElements())
+            total += sum((_of_kernel(kernel, share) for kernel in node.kernels), StashedElements())
     return total
 
 
@@ -89,15 +86,11 @@ def most_gradients(kernels: Kernels, between: float) -> float:
     return most
 
 
-def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> StashedElements:
+def _of_kernel(kernel: Kernel, share: LayerShares) -> StashedElements:
     if has_weights(kernel) and kernel.n and kernel.k:
         return StashedElements(kept_for_weights=kernel.saved, stashed=rows(kernel) * kernel.n * makes_both(kernel))
     if kernel.cut == "vocab":
-        return (
-            StashedElements(fp32_kept=kernel.saved / 2)
-            if one_fp32_copy
-            else StashedElements(fp32_kept=kernel.saved / 2 * kernel.n / 4)
-        )
+        return share.loss_elements(kernel)
     return StashedElements(kept=kernel.saved)
 
 
@@ -192,9 +185,10 @@ def repeated_operators(nodes: Nodes, names: frozenset[str]) -> tuple[tuple[Item,
     """The repeated forward under that policy: all but the named kernels, and but for reduce_scatters, which it saves,
     with what comes just before them.
 
-    torchtitan distributed/activation_checkpoint.py ``_op_sac_save_list``.
+    torchtitan distributed/activation_checkpoint.py ``_op_sac_save_list``. An attention over context-parallel ranks is
+    one operator there, with what it sends of keys and values inside it: what saves its output repeats neither.
     """
-    items, waiting = forward_items(nodes, "R")
+    items, waiting = forward_items(tuple(without_attention(node) for node in nodes), "R")
     place: dict[int, int] = {}
     left: list[Item] = []
     for i, item in enumerate(items):
@@ -210,6 +204,14 @@ def repeated_operators(nodes: Nodes, names: frozenset[str]) -> tuple[tuple[Item,
             left.append(msgspec.structs.replace(item, needs=needs))
         place[i] = len(left) - 1
     return tuple(left), tuple(place[i] for i in waiting if i in place)
+
+
+def without_attention(node: LayerNode) -> LayerNode:
+    """The node, with nothing where it attends over context-parallel ranks; heads are still swapped for tokens around
+    it, as their products' backward needs."""
+    if isinstance(node, SwappedHeads):
+        return msgspec.structs.replace(node, inside=without_attention(node.inside))
+    return NodeSequence(()) if isinstance(node, RingAttention | GatheredAttention | Stepwise) else node
 
 
 def kept_outputs(layer: Layer, share: LayerShares) -> float:

@@ -9,7 +9,9 @@ import msgspec
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel, Layer, Model, Tensor
+from clustersim.model.kernels import EAGER_LOSS, FUSED_LOSS
 from clustersim.training.parallel import ParallelConfig, padded_vocab
+from clustersim.training.partition.base import StashedElements
 from clustersim.training.partition.nodes import ARITHMETIC, TRAFFIC, scaled
 
 _WITH_KEYS = frozenset({"rotary", "qk_norm", "repeat_kv"})
@@ -44,11 +46,17 @@ class LayerShares(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(self, heads=heads, kv_heads=kv_heads)
 
-    @property
-    def one_fp32_copy(self) -> bool:
-        """Whether the loss keeps its fp32 softmax alone, as Megatron's vocabulary-parallel one does; PyTorch's
-        ``loss_parallel``, which torchtitan has, keeps what PyTorch's loss does."""
-        return self.tp > 1 and self.gathers_again
+    def loss_elements(self, loss: Kernel) -> StashedElements:
+        """What a loss of the local logits keeps. A vocabulary that is cut has Megatron-LM's own loss, with its fp32
+        softmax in place of the logits, or torchtitan's ``loss_parallel``, with what PyTorch's keeps op by op: its
+        log-softmax and two gradients in fp32. One that is whole has what the model's kernel is: of one kernel, as
+        torch.compile makes it, the logits and their gradient."""
+        logits = loss.saved / 2
+        if self.tp > 1:
+            return StashedElements(fp32_kept=logits * (1 if self.gathers_again else EAGER_LOSS / 4))
+        if loss.n == FUSED_LOSS and loss.kept is None:
+            return StashedElements(fused_loss_kept=loss.saved)
+        return StashedElements(fp32_kept=logits * loss.n / 4)
 
     @property
     def tokens(self) -> int:

@@ -275,7 +275,7 @@ class _LayerBuilder:
         """Everything of a local layer but its name and tensors: layers with equal kernels share it."""
         layer = self.model.layers[index]
         nodes = self._nodes(index)
-        keeps = held(nodes, one_fp32_copy=self.share.one_fp32_copy)
+        keeps = held(nodes, self.share)
         if self.parallel.float8_activations and layer.kind in {"block", "mtp"}:
             keeps = replace(keeps, stashed=keeps.stashed * FLOAT8_ROW / 2.0)
         again: tuple[tuple[Item, ...], tuple[int, ...]] = ((), ())
@@ -305,7 +305,7 @@ class _LayerBuilder:
         """The unit's first layer keeps the input; its last one's backward brings everything back."""
         first = self.model.layers[unit.layers[0]]
         shared = self.share.cp * self.share.tp if self.parallel.distribute_saved_activations else self.share.tokens
-        everything = [held(self._nodes(i), one_fp32_copy=self.share.one_fp32_copy) for i in unit.layers]
+        everything = [held(self._nodes(i), self.share) for i in unit.layers]
         total = sum(everything, StashedElements())
         keeps = first.boundary_bytes / shared if len(unit.layers) == 1 else 0.0
         return replace(total.dropped(keeps), stashed=everything[-1].stashed)
