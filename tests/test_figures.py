@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from conftest import ROOT
@@ -12,7 +13,9 @@ from conftest import ROOT
 from clustersim import load
 from clustersim.app.cli import cli
 from clustersim.core import figures
-from clustersim.core.figures import FIGURES, Figure
+from clustersim.core.facts import UNKNOWN
+from clustersim.core.figures import FIGURES, Figure, value_text
+from clustersim.explain.verdict import came_to
 
 SMALL = "ddp_resnet50_1x8_v100"
 HIDDEN = Figure(
@@ -110,3 +113,10 @@ def test_where_a_step_goes_adds_up_to_it_in_the_table_of_a_run(name):
     parts = {"compute_s", "exposed_transfer_s", "waiting_for_peer_s", "bubble_s", "idle_s"}
     assert parts <= shown
     assert sum(values.get(key, 0.0) for key in parts) == pytest.approx(values["step_time_s"], rel=1e-9)
+
+
+def test_a_rate_of_long_steps_is_never_told_as_none():
+    """A million tokens a sample: a step of minutes was told as 0.0 samples per second."""
+    facts = msgspec.structs.replace(UNKNOWN, samples_per_s=0.004697)
+    assert value_text(0.004697, "number") == "0.0047"
+    assert came_to(facts, 212.9) == "212.9 s a step, 0.0047 samples per second"

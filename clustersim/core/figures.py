@@ -109,4 +109,13 @@ def value_text(value: float, unit: str) -> str:
         return format_time(value)
     if unit == "bytes":
         return format_bytes(value)
-    return f"{value:.1%}" if unit == "percent" else f"{value:,.1f}"
+    return f"{value:.1%}" if unit == "percent" else rate_text(value)
+
+
+def rate_text(value: float) -> str:
+    """A number with one decimal; one below 1, such as samples per second of a long context, with two digits.
+
+    >>> rate_text(12424.13), rate_text(0.0), rate_text(0.004697)
+    ('12,424.1', '0.0', '0.0047')
+    """
+    return f"{value:,.1f}" if abs(value) >= 0.95 or not value else f"{value:.2g}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from clustersim.core.facts import RunFacts
+from clustersim.core.figures import rate_text
 from clustersim.core.memory_states import UNLIKELY, running_out
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.advice import room_words
@@ -66,7 +67,7 @@ def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
     lacks = f"does not fit, it needs {more}; if it fitted, " if more else ""
     text = f"{facts.what}: {lacks}" if facts.what else lacks
     text += f"{format_time(step)} from first span to last" if whole else f"{format_time(step)} a step"
-    text += f", {facts.samples_per_s:,.1f} samples per second" if facts.samples_per_s else ""
+    text += f", {rate_text(facts.samples_per_s)} samples per second" if facts.samples_per_s else ""
     text += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
     if more:
         return text

@@ -28,6 +28,7 @@ from clustersim.app.cli.recipes import (
     settings,
     tokens_of,
 )
+from clustersim.core.errors import ClusterSimError
 from clustersim.core.paths import data_path
 from clustersim.core.texts import short
 
@@ -47,6 +48,7 @@ class ScenarioDraft:
     nodes: int
     model: str
     tokens: float | None
+    seq_len: int | None = None
 
     def texts(self, recipes: Sequence[str]) -> Iterator[str]:
         """The settings of these recipes, in turn, the fastest first.
@@ -70,7 +72,7 @@ class ScenarioDraft:
                 yield self._filled(recipe, recipe_text(recipe, place, values))
 
     def _place(self) -> RecipePlace:
-        shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
+        shape = shape_of_model(self.model, self.file, self.seq_len) if has_tokens(self.model) else None
         return place_of(self.machine, self.nodes, shape)
 
     def _filled(self, recipe: str, tables: str) -> str:
@@ -84,7 +86,7 @@ class ScenarioDraft:
             nodes=self.nodes,
             model=self.model,
             model_line=model_line(self.model, self.file),
-            length=length_line(self.model, self.file),
+            length=length_line(self.model, self.file, self.seq_len),
             recipe=tables,
             campaign="" if self.tokens is None else filled("campaign", tokens=f"{self.tokens:g}"),
         )
@@ -98,13 +100,15 @@ class PlanDraft:
     model: str
     machines: Sequence[MachineChoice]
     nodes: Sequence[int]
+    seq_len: int | None = None
 
     def values(self) -> dict[str, str]:
         """What depends on model and machines: numbers, kernels, the batch, and degrees."""
-        shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
+        shape = shape_of_model(self.model, self.file, self.seq_len) if has_tokens(self.model) else None
         dtype = "bf16" if all(machine.dtype == "bf16" for machine in self.machines) else "fp16"
         places = [place_of(machine, max(self.nodes), shape) for machine in self.machines]
-        least, most = batch_of(shape, max(place.nodes * place.per_node for place in places))
+        context = max(max(place.contexts) for place in places)
+        least, most = batch_of(shape, max(place.nodes * place.per_node for place in places), context)
         eight = shape is not None and any(machine.has_fp8 for machine in self.machines)
         tried = degrees_tried(places)
         micro = [size for size in places[0].micro_batches[::-1] if size <= MOST_MICRO_BATCH]
@@ -115,7 +119,7 @@ class PlanDraft:
             "least": str(least),
             "most": str(most),
             "batch": tokens_of(least, most, shape),
-            "rule": batch_rule(shape),
+            "rule": batch_rule(shape, context),
             "micro": str(sorted({*micro[-3:]} if shape is None else {*micro[-2:], 1, 2})),
             "parallel": tried,
             "offload": self._offload(dtype, min(self.nodes) * min(place.per_node for place in places)),
@@ -146,27 +150,34 @@ def place_of(machine: MachineChoice, nodes: int, shape: ModelShape | None) -> Re
     return RecipePlace(shape, machine.dtype, nodes, per_node, per_domain)
 
 
-def shape_of_model(name: str, file: Path) -> ModelShape:
+def shape_of_model(name: str, file: Path, seq_len: int | None = None) -> ModelShape:
     """A model's sizes, with samples of the length that :func:`length_line` writes."""
     from clustersim.scenario import from_table
     from clustersim.scenario.run.parts import shape_of
 
-    table = tomllib.loads(f"{model_line(name, file)}\n{length_line(name, file)}")
+    table = tomllib.loads(f"{model_line(name, file)}\n{length_line(name, file, seq_len)}")
     tables = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
     return shape_of(from_table(tables, file))
 
 
-def length_line(name: str, file: Path) -> str:
-    """The line of ``[model]`` with tokens of a sample; nothing for what reads none, or whose length is its own."""
+def length_line(name: str, file: Path, seq_len: int | None = None) -> str:
+    """The line of ``[model]`` with tokens of a sample, ``seq_len`` where that is asked for; nothing for what reads
+    none, or whose length is its own. Raises :class:`ClusterSimError` where a length is asked of those."""
     from clustersim.scenario import from_table
     from clustersim.scenario.run.parts import model_of
 
     if not has_tokens(name):
+        if seq_len is not None:
+            raise ClusterSimError(f"--seq-len {seq_len}: {name} has no length of its own to choose; leave it out")
         return ""
+    if seq_len is not None:
+        return f"seq_len = {seq_len}             # tokens of a sample\n"
     table = tomllib.loads(model_line(name, file))
     tables = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
     longest = model_of(from_table(tables, file)).seq_len
-    return f"seq_len = {longest}               # the config's longest, at most 8192: long contexts are trained last\n"
+    return (
+        f"seq_len = {longest}               # the config's longest, at most 8192: long contexts (--seq-len) come last\n"
+    )
 
 
 def filled(draft: str, /, **values: object) -> str:

@@ -46,6 +46,12 @@ model_option = click.option(
     "--model", "model_name", default="llama3-8b", help="A shipped model, a config.json or a .model.json."
 )
 
+length_option = click.option(
+    "--seq-len",
+    type=click.IntRange(min=1, max=10_000_000),
+    help="Tokens of a sample; long ones are shared out by context parallelism.  [the config's, at most 8192]",
+)
+
 
 @click.group(short_help="Write a commented scenario, topology, plan or sweep to start from.")
 def new() -> None:
@@ -58,6 +64,7 @@ def new() -> None:
 @topology_option
 @click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many nodes it has.")
 @model_option
+@length_option
 @click.option("--strategy", help="A data-parallel strategy, in the recipe that has it.")
 @click.option(
     "--recipe",
@@ -73,6 +80,7 @@ def scenario(
     topology: str | None,
     nodes: int,
     model_name: str,
+    seq_len: int | None,
     strategy: str | None,
     recipe: str | None,
     tokens: float | None,
@@ -87,7 +95,7 @@ def scenario(
             f"--strategy {strategy!r}: a recipe has {', '.join(OF_STRATEGY)}; change the file for another"
         )
     machine = machine_of(gpu, topology)
-    draft = ScenarioDraft(file, machine, nodes, model_name, tokens)
+    draft = ScenarioDraft(file, machine, nodes, model_name, tokens, seq_len)
     recipes = [recipe or OF_STRATEGY[strategy or ""]] if recipe or strategy else list(USUAL)
     chosen = with_room(draft.texts(recipes), file, draft.offloading_texts(recipes))
     write_new(file, chosen.text, scenarios.load)
@@ -162,6 +170,7 @@ def topology(
     "--nodes", type=click.IntRange(min=1), multiple=True, default=(4, 8), help="Nodes to try; may be repeated."
 )
 @model_option
+@length_option
 @click.option("--tokens", type=click.FloatRange(min=1), help="Tokens to train on: the answer then has days and USD.")
 def plan(
     file: Path,
@@ -169,6 +178,7 @@ def plan(
     topologies: tuple[str, ...],
     nodes: tuple[int, ...],
     model_name: str,
+    seq_len: int | None,
     tokens: float | None,
 ) -> None:
     """A plan for clustersim plan: which machine, which strategy, and how many GPUs."""
@@ -190,11 +200,11 @@ topology = "{as_written(machine.topology, file)}"
         file=short(file.name),
         model=model_name,
         model_line=model_line(model_name, file),
-        length=length_line(model_name, file),
+        length=length_line(model_name, file, seq_len),
         machines=" or ".join(machine.label for machine in machines),
         tables=tables,
         tokens="# tokens = 1e12 " if tokens is None else f"tokens = {tokens:g}   ",
-        **PlanDraft(file, model_name, machines, nodes).values(),
+        **PlanDraft(file, model_name, machines, nodes, seq_len).values(),
     )
     write_new(file, text, load)
     _say_taken(gpus, taken)

@@ -61,6 +61,11 @@ WHOLE_EXPERTS = (
     "etp = 1                      # --expert-tensor-parallel-size: whole experts; they are cut by tp if left out"
 )
 """Beside tensor parallelism: experts that are cut by tp as well are on tp x ep ranks, and tokens leave the node."""
+CONTEXT = {
+    "torchtitan": "cp = {}                       # parallelism.context_parallel_degree: of a sample's tokens\n",
+    "megatron": "cp = {}                       # --context-parallel-size: of a sample's tokens\n",
+}
+"""Of samples of more than :data:`TOKENS` tokens."""
 COUNTED = """account_for_embedding_in_pipeline_split = true   # counts as a layer, so that stages are of equal size
 account_for_loss_in_pipeline_split = true        # and so does this
 """
@@ -101,6 +106,18 @@ class RecipePlace:
         return layers % stages != 0 and (layers + ENDS) % stages == 0
 
     @property
+    def contexts(self) -> list[int]:
+        """Degrees of context parallelism, the least first: those that leave a rank :data:`TOKENS` tokens of a sample,
+        in the two chunks that balance a causal mask; 1 alone for samples that are no longer."""
+        tokens = 0 if self.shape is None else self.shape.seq_len
+        most = max(1, min(self.nodes * self.per_node, tokens // TOKENS))
+        return [n for n in powers_of_two(most) if n == 1 or tokens % (2 * n) == 0]
+
+    def replicas(self, ranks: int) -> bool:
+        """Whether the machine divides into replicas of so many ranks."""
+        return self.nodes * self.per_node % ranks == 0
+
+    @property
     def splits(self) -> list[tuple[int, int]]:
         """:attr:`degrees`, and those where embedding and loss count as layers, as Megatron-Core has it."""
         if self.shape is None:
@@ -128,16 +145,21 @@ def settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
             yield {"kept": recomputed, "micro": micro}
     elif recipe == "torchtitan":
         tensor = sorted(tp for tp, pp in place.degrees if pp == 1)
-        for tp, recomputed, micro in itertools.product(tensor, ("selective", "full"), micros):
-            yield {"tp": tp, "kept": recomputed, "micro": micro}
+        ways = itertools.product(tensor, ("selective", "full"), place.contexts, micros)
+        for tp, recomputed, cp, micro in ways:
+            if cp == 1 or place.replicas(tp * cp):
+                yield {"tp": tp, "cp": cp, "kept": recomputed, "micro": micro}
     elif recipe == "deepspeed":
         for recomputed, stage, micro in itertools.product(("none", "full"), (1, 2, 3), micros):
             yield {"stage": stage, "kept": recomputed, "micro": micro}
     else:
         for recomputed, gradients in (("none", ""), ("full", ""), ("full", LESS_GRADIENTS)):
-            for tp, pp in place.splits:
+            for (tp, pp), cp in itertools.product(place.splits, place.contexts):
+                if cp > 1 and not place.replicas(tp * pp * cp):
+                    continue
                 for micro in micros if pp == 1 else micros[-1:]:
-                    yield {"tp": tp, "pp": pp, "kept": recomputed, "micro": micro, "gradients": gradients}
+                    split = {"tp": tp, "pp": pp, "cp": cp}
+                    yield {**split, "kept": recomputed, "micro": micro, "gradients": gradients}
 
 
 def offloading_settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
@@ -169,6 +191,7 @@ def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
         "passes": 1 if recipe == "deepspeed" else 4 * chosen.get("pp", 1),
         "why": "micro-batches of a step",
         "gradients": "",
+        "context": CONTEXT[recipe].format(chosen.get("cp", 1)) if place.contexts != [1] and recipe in CONTEXT else "",
         "counted": COUNTED if place.counts_ends(chosen.get("pp", 1)) else "",
         "offload": "",
     }
@@ -185,14 +208,15 @@ def kernels(shape: ModelShape | None) -> str:
     )
 
 
-def batch_of(shape: ModelShape | None, gpus: int) -> tuple[int, int]:
+def batch_of(shape: ModelShape | None, gpus: int, context: int = 1) -> tuple[int, int]:
     """Samples of a step at least and at most, of what has tokens by the rule that :func:`batch_rule` tells: so many
-    for each GPU, a power of 2, and one at least."""
+    for each GPU, or for ``context`` GPUs that share a sample's tokens, a power of 2, and one at least."""
     if shape is None or not shape.seq_len:
         return 256, max(1024, gpus)
     tokens = min(_most_tokens(shape), gpus * GPU_TOKENS)
-    each = max(1, tokens // (shape.seq_len * gpus))
-    most = gpus << each.bit_length() - 1
+    replicas = max(1, gpus // context)
+    each = max(1, tokens // (shape.seq_len * replicas))
+    most = replicas << each.bit_length() - 1
     return max(1, most // 2), most
 
 
@@ -203,14 +227,16 @@ def _most_tokens(shape: ModelShape) -> int:
     return next(smaller, BATCH_TOKENS)
 
 
-def batch_rule(shape: ModelShape | None) -> str:
+def batch_rule(shape: ModelShape | None, context: int = 1) -> str:
     """Comments that say by which rule a plan's batch is what it is; empty of a model that has no tokens."""
     if shape is None or not shape.seq_len:
         return ""
+    sharing = "a GPU" if context == 1 else f"{context} GPUs"
     return (
         f"# {GPU_TOKENS:,} tokens for each GPU of the largest machine (nanoGPT's GPT-2 on 8 A100s), at most "
         f"{_most_tokens(shape):,} in all\n"
-        "# (of this size: GPT-3's table 2.1, Llama 3's report), a sample a GPU at least. Of a finetune give its own.\n"
+        f"# (of this size: GPT-3's table 2.1, Llama 3's report), a sample {sharing} at least. "
+        "Of a finetune give its own.\n"
     )
 
 
@@ -269,7 +295,8 @@ def degrees_tried(places: Sequence[RecipePlace]) -> str:
     degrees = [pair for place in places for pair in place.degrees]
     tensor = sorted({tp for tp, _ in degrees})
     stages = sorted({pp for _, pp in degrees})
-    if shape is None or len(tensor) * len(stages) == 1:
+    contexts = sorted({cp for place in places for cp in place.contexts})
+    if shape is None or len(tensor) * len(stages) * len(contexts) == 1:
         return ""
     chunks = [1, *(n for n in (2, 3, 5) if shape.layers % (n * max(stages[:2])) == 0)][:3]
     lines = [
@@ -277,6 +304,7 @@ def degrees_tried(places: Sequence[RecipePlace]) -> str:
         f"tp = {tensor}",
         f"pp = {stages}",
         *([f"vpp = {chunks}                 # chunks of a stage, interleaved: less bubble"] if len(chunks) > 1 else []),
+        *([f"cp = {contexts}     # tokens of a sample shared out"] if len(contexts) > 1 else []),
         *([f"ep = {_expert_degrees(places)}"] if shape.experts else []),
         "sequence_parallel = true     # of what has tp",
     ]

@@ -142,9 +142,9 @@ def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tup
 
 
 class MicroBatchBytes(msgspec.Struct, frozen=True):
-    """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and of its loss; what backward has
-    beside that at its fullest moment, and how much in fp32 it has ``returned`` by then; and the output gradients that I
-    leaves for a later W."""
+    """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and of its loss; what backward
+    has beside that at its fullest moment, and how much of the loss's it has ``returned`` by then; and the
+    output gradients that I leaves for a later W."""
 
     kept: float
     for_weights: float
