@@ -145,4 +145,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What is public, with what Python keeps of any module: what this one is made with is nobody's to use."""
+    of_python = (name for name in globals() if name.startswith("__"))
+    return sorted({*of_python, *__all__, "__version__", "testing"})

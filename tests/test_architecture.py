@@ -74,6 +74,12 @@ def test_every_public_name_can_be_used():
         _ = clustersim.nonsense
 
 
+def test_what_completion_offers_is_public():
+    """It offered Any, OldPaths, TYPE_CHECKING and import_module too."""
+    offered = {name for name in dir(clustersim) if not name.startswith("__")}
+    assert offered == {*clustersim.__all__, "testing"}
+
+
 def test_no_public_name_hides_a_submodule():
     # ``clustersim.core.model`` must not be a function before, and a module after, someone imports
     # clustersim.core.model.
