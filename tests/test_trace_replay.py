@@ -157,7 +157,9 @@ def test_more_copies_end_no_step_earlier():
 def test_what_copies_of_a_lone_replica_would_differ_by_is_said_to_be_unknown():
     run, result = measured("single_gpt2_1x1_a100", run__steps=2)
     again = replay(run, *machine("hgx-a100", 1, 2), scale=Scale(times=2))
-    assert any(note.startswith("not known: how much replicas differ") for note in again.notes)
+    assert any(
+        note.startswith("not known: how much replicas differ: only one of them was measured") for note in again.notes
+    )
     assert result.prepared.gpus == 1
 
 
@@ -325,6 +327,8 @@ def test_what_a_reader_left_out_is_said_to_be_in_no_replay(tmp_path):
     answer = " ".join(CliRunner().invoke(cli, arguments).output.split())
     assert "not played: 2 x a collective without shapes" in answer
     assert "neither a network nor more ranks change anything" in answer
+    assert "2 ranks were measured, and no collective that was read tells" in answer
+    assert "only one" not in answer
 
 
 def test_a_replay_with_all_collectives_says_nothing_of_what_is_left_out():

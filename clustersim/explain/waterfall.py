@@ -130,6 +130,13 @@ def table(rows: Sequence[Waterfall]) -> tuple[list[str], list[tuple[str, list[st
     return ["all", *(str(row.stage) for row in stages)], lines
 
 
+def pace_note(lines: Sequence[tuple[str, list[str]]]) -> str:
+    """Why kernels take less in these lines of :func:`table` than where the time goes; empty where they do not."""
+    if not {WORDS["uneven"], WORDS["beside"]} & {word for word, _ in lines}:
+        return ""
+    return f"kernels ({WORDS['again']} too) count at their usual pace: what they take longer has its own lines"
+
+
 LEAST = 0.05
 """Percent of the time below which a loss is no line."""
 

@@ -151,12 +151,12 @@ def _print(title: str, explanation: Explanation, whatif: list[str], idle: list[s
 
 def _falls(rows: Sequence[Waterfall]) -> Iterator[str]:
     """The waterfall as lines of a table."""
-    from clustersim.explain.waterfall import WORDS, table
+    from clustersim.explain.waterfall import pace_note, table
 
     heads, lines = table(rows)
     if heads:
         yield f"from peak to MFU, % of time  {'':2}" + "".join(f"{head:>7}" for head in heads)
     for word, cells in lines:
         yield f"   {word:28}" + "".join(f"{cell:>7}" for cell in cells)
-    if {WORDS["uneven"], WORDS["beside"]} & {word for word, _ in lines}:
-        yield f"   kernels ({WORDS['again']} too) count at their usual pace: what they take longer has its own lines"
+    if note := pace_note(lines):
+        yield f"   {note}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -66,7 +66,7 @@ def traffic(table: Columns, title: str | None = None) -> Figure:
     for axes, (label, column) in zip(rows, bars.items(), strict=True):
         values = [float(v) for v in table[column]]
         _bar(axes, label, dict(zip(names, values, strict=True)))
-    handles, labels = rows[0].get_legend_handles_labels()
+    handles, labels = _drawn_parts(rows)
     look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
     ncols = columns_of(figure, 7)
     handles = in_rows(handles, ncols)
@@ -76,6 +76,24 @@ def traffic(table: Columns, title: str | None = None) -> Figure:
         for label, column in bars.items()
     )
     return titled(figure, title, f"What a step moves by dimension. {caption}.")
+
+
+SEEN = 1e-3
+"""Share of a bar below which a part is under a pixel wide, so that no legend names its colour."""
+
+
+def _drawn_parts(rows: Sequence[Axes]) -> tuple[list[Any], list[str]]:
+    """Handles and names of a legend: of parts that can be seen in one of these bars, in their order."""
+    named_by: dict[str, Any] = {}
+    names: dict[str, None] = {}
+    for axes in rows:
+        longest = axes.get_xlim()[1]
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            names.setdefault(name)
+            if sum(bar.get_width() for bar in handle) >= SEEN * longest:
+                named_by.setdefault(name, handle)
+    shown = [name for name in names if name in named_by]
+    return [named_by[name] for name in shown], shown
 
 
 def _bar(axes: Axes, label: str, parts: Mapping[str, float]) -> None:

@@ -29,7 +29,7 @@ from clustersim.explain.hotspots import hotspots
 from clustersim.explain.metrics import a_step, has_steps, step_word
 from clustersim.explain.pieces import servers, workers
 from clustersim.explain.pipeline import has_pipeline
-from clustersim.explain.waterfall import Waterfall
+from clustersim.explain.waterfall import Waterfall, pace_note
 from clustersim.explain.waterfall import table as percent
 from clustersim.studies.what_if.otherwise import otherwise
 from clustersim.studies.what_if.turned import short
@@ -141,12 +141,13 @@ def _servers(table: Breakdown, ranks: Ints) -> str:
 
 
 def _waterfall(rows: Sequence[Waterfall]) -> PagePart | None:
-    """The picture, and of a pipeline the table of its stages."""
+    """The picture, of a pipeline the table of its stages, and why kernels take less here than where the time goes."""
     heads, lines = percent(rows)
     if not heads:
         return None
     named = [f"stage {head}" if head.isdigit() else head for head in heads]
-    return PagePart(lines if len(heads) > 1 else [], both(lambda: plots.waterfall(rows), "waterfall"), named)
+    svgs = both(lambda: plots.waterfall(rows), "waterfall")
+    return PagePart(lines if len(heads) > 1 else [], svgs, named, pace_note(lines))
 
 
 SPLIT = {

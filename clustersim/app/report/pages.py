@@ -62,11 +62,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class PagePart(msgspec.Struct, frozen=True):
-    """A part of a run's page: the cells of its table, its pictures, and words (of the table, its heads)."""
+    """A part of a run's page: the cells of its table, its pictures, words (of the table, its heads), and a note."""
 
     rows: Sequence[Sequence[Any]]
     svgs: Sequence[Markup] = ()
     words: Sequence[str] = ()
+    note: str = ""
 
 
 def rendered(template: str, **values: object) -> str:

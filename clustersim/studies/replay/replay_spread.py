@@ -33,11 +33,13 @@ class CopySpread:
     sigma : standard deviation of the logarithm of a rank's time in a step; 0 where nobody knows it.
     usual : of each measured rank and step, the mean of its peers over its own time.
     replicas : measured ranks that were compared with one another, at most.
+    unknown : why nobody knows how much replicas differ.
     """
 
     sigma: float = 0.0
     usual: Mapping[tuple[int, int], float] = field(default_factory=dict)
     replicas: int = 1
+    unknown: str = "only one of them was measured"
 
     def factors(self, rank: int, step: int, copies: int) -> Floats:
         """(copies,) what each copy of a measured rank takes in a step over what the rank took."""
@@ -48,8 +50,8 @@ class CopySpread:
         """What is assumed, in a sentence."""
         if self.replicas < 2:
             return (
-                "not known: how much replicas differ, of which one was measured; its copies take as long as it did, so "
-                "the wait for the slowest does not grow"
+                f"not known: how much replicas differ: {self.unknown}; copies take as long as what they are copies of, "
+                "so the wait for the slowest does not grow"
             )
         return (
             f"from the trace: {self.replicas} replicas differ by {self.sigma:.1%} (standard deviation); from the "
@@ -67,7 +69,8 @@ def spread_of(measured: Timeline, groups: ReplayGroups, seconds: StepSeconds, st
     freedom = 0
     replicas = 1
     usual: dict[tuple[int, int], float] = {}
-    for alike in _peers(measured, groups, stages):
+    peers = _peers(measured, groups, stages)
+    for alike in peers:
         replicas = max(replicas, len(alike))
         for step in sorted({step for rank in alike for step in seconds[rank]}):
             times = {rank: seconds[rank][step] for rank in alike if seconds[rank].get(step, 0.0) > 0}
@@ -77,7 +80,16 @@ def spread_of(measured: Timeline, groups: ReplayGroups, seconds: StepSeconds, st
             squares += float(((logs - logs.mean()) ** 2).sum())
             freedom += len(times) - 1
             usual |= {(rank, step): float(np.exp(logs.mean())) / took for rank, took in times.items()}
-    return CopySpread(float(np.sqrt(squares / freedom)), usual, replicas) if freedom else CopySpread()
+    if freedom:
+        return CopySpread(float(np.sqrt(squares / freedom)), usual, replicas)
+    if replicas > 1:
+        return CopySpread(unknown=f"no step of {replicas} measured ranks has work of two of them")
+    if not peers and len(stages) > 1:
+        return CopySpread(
+            unknown=f"{len(stages)} ranks were measured, and no collective that was read tells whether they average "
+            "gradients with one another"
+        )
+    return CopySpread()
 
 
 def own_seconds(ops: Sequence[Op], kept: frozenset[int]) -> dict[int, float]:
