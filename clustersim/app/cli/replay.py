@@ -9,16 +9,15 @@ import click
 import msgspec
 
 from clustersim.app.cli.common import BACKEND, PATH, format_option, json_option, print_json, working
-from clustersim.app.cli.tables import number_table, stdout
+from clustersim.app.cli.replay_tables import print_replay
+from clustersim.app.cli.tables import stdout
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.outputs import MANIFEST, Folder
 from clustersim.core.paths import RUN_FILE
 from clustersim.core.texts import short
-from clustersim.core.units import format_bytes, format_time, parse_bytes
+from clustersim.core.units import format_time, parse_bytes
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from clustersim.core.mesh import Mesh
     from clustersim.core.timeline import Timeline
     from clustersim.core.topology import Topology
@@ -78,6 +77,7 @@ def replay(
     from clustersim.core.timeline import Timeline
     from clustersim.files import traces
     from clustersim.files.traces.saved import save_run
+    from clustersim.studies.replay.replay_scale import AS_MEASURED
     from clustersim.studies.replay.trace_replay import replay as played
 
     if fmt == CHAKRA or (fmt is None and is_chakra(files)):
@@ -96,14 +96,15 @@ def replay(
         machine = _machine(measured, name, nodes, scale.times)
         backend = backend or _backend(measured, machine)
         result = played(measured, *(machine or ()), scale=scale, backend=backend)
+        own = None if scale == AS_MEASURED else _at_own_size(measured, name, nodes, scale.times, backend)
         if folder is not None:
             with folder.files() as path_of:
                 save_run(result.measured, path_of(SAVED[0]))
                 save_run(result.simulated, path_of(SAVED[1]), machine[0] if machine else None)
     if as_json:
-        print_json(_json(result))
+        print_json(_json(result, own))
     else:
-        _print(result, backend)
+        print_replay(result, backend, own)
         if out is not None:
             stdout().print(f"wrote {out}/measured.npz and {out}/simulated.npz: `clustersim compare` tells them apart")
 
@@ -200,8 +201,44 @@ def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int
     return topology, fabrics.mesh(topology, nproc_per_node=ranks // machines)
 
 
-def _json(result: ReplayedTrace) -> dict[str, Any]:
-    """Seconds and shares of 1; ``predicted`` is what was played."""
+def _at_own_size(
+    measured: Timeline, name: str | None, nodes: int | None, times: int, backend: str
+) -> ReplayedTrace | str:
+    """The run played as it was measured, for how far the model is off; or why it cannot be, on this topology.
+
+    nodes : of the larger run, None for as many times the trace's.
+    """
+    from clustersim.studies.replay.trace_replay import replay as played
+
+    own_nodes = None  # as many as the trace names
+    if nodes is not None and measured.rank_node is None and nodes % times == 0:
+        own_nodes = nodes // times
+    try:
+        machine = _machine(measured, name, own_nodes, 1)
+        return played(measured, *(machine or ()), backend=backend)
+    except ClusterSimError as error:
+        return str(error)
+
+
+def _json(result: ReplayedTrace, own: ReplayedTrace | str | None) -> dict[str, Any]:
+    """Seconds and shares of 1; ``predicted`` is what was played; ``own`` : at the trace's own size, or why not."""
+    answer = _json_of(result)
+    if own is None:
+        return answer
+    if isinstance(own, str):
+        return answer | {"measured_ranks": result.measured.world_size, "at_own_size": None, "why_not": own}
+    measured, predicted = own.steps.medians()
+    of_own = {
+        "ranks": own.program.world_size,
+        "nodes": own.machines,
+        "predicted_step_s": predicted,
+        "predicted_over_measured": predicted / measured if measured else None,
+        "totals": own.totals,
+    }
+    return answer | {"measured_ranks": result.measured.world_size, "at_own_size": of_own}
+
+
+def _json_of(result: ReplayedTrace) -> dict[str, Any]:
     measured, predicted = result.steps.medians()
     steps = zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True)
     return {
@@ -222,56 +259,6 @@ def _json(result: ReplayedTrace) -> dict[str, Any]:
         "collectives": msgspec.to_builtins(result.collectives),
         "notes": result.notes,
     }
-
-
-STEPS = 8
-"""Steps to print one by one."""
-
-
-def _print(result: ReplayedTrace, backend: str) -> None:
-    from clustersim.studies.replay.trace_replay import TOTALS
-
-    console = stdout()
-    on = result.where if result.free else f"{result.machines} x {result.where}, {backend}"
-    heads = ("mean over ranks", "measured", "simulated", "difference")
-    totals = ((total, *_pair(*result.totals[key])) for key, total in TOTALS.items())
-    table = number_table(f"replay: {result.program.world_size} ranks on {on}", heads, totals)
-    table.add_section()
-    steps = list(zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True))
-    for step, *pair in steps[:STEPS] if len(steps) > 1 else ():
-        table.add_row(f"step {step}", *_pair(*pair))
-    if len(steps) > 1 or any(op.step for op in result.measured.ops):  # else it is the whole trace once more
-        table.add_row(f"step time, median of {len(steps)}", *_pair(*result.steps.medians()))
-    for stage in result.stages:
-        table.add_row(
-            f"stage {stage.stage} idle, share of a step",
-            f"{stage.measured:.1%}",
-            f"{stage.simulated:.1%}",
-            f"{100 * (stage.simulated - stage.measured):+.1f} points",
-        )
-    console.print(table)
-    if result.slowdown is not None:
-        click.echo(f"stragglers: a step takes {result.slowdown:.2f} x as long as with all passes of a kind alike")
-    if result.collectives:
-        console.print(_collectives(result))
-    if any(row.waiting_included for row in result.collectives):
-        console.print("<=: waiting for peers included; the trace does not hold every rank of the group")
-    console.say(*(f"- {note}" for note in result.notes))
-
-
-def _collectives(result: ReplayedTrace) -> Table:
-    heads = ("collective", "size", "type", "ranks", "count", "measured", "simulated", "difference")
-    rows = []
-    for row in result.collectives:
-        seen, played, difference = _pair(row.measured_s, row.simulated_s)
-        facts = row.kind, format_bytes(row.nbytes), row.dtype or "-", str(row.group_size), str(row.count)
-        rows.append((*facts, f"<={seen}" if row.waiting_included else seen, played, difference))
-    return number_table("collectives, median transfer time", heads, rows)
-
-
-def _pair(measured: float, simulated: float) -> tuple[str, str, str]:
-    difference = f"{simulated / measured - 1:+.1%}" if measured > 0 else "-"
-    return format_time(measured), format_time(simulated), difference
 
 
 def is_chakra(paths: tuple[Path, ...]) -> bool:

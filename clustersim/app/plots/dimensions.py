@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from textwrap import wrap
 from typing import Any
 
@@ -82,16 +82,17 @@ SEEN = 1e-3
 """Share of a bar below which a part is under a pixel wide, so that no legend names its colour."""
 
 
-def _drawn_parts(rows: Sequence[Axes]) -> tuple[list[Any], list[str]]:
+def _drawn_parts(rows: Iterable[Axes]) -> tuple[list[Any], list[str]]:
     """Handles and names of a legend: of parts that can be seen in one of these bars, in their order."""
     named_by: dict[str, Any] = {}
     names: dict[str, None] = {}
     for axes in rows:
         longest = axes.get_xlim()[1]
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            names.setdefault(name)
-            if sum(bar.get_width() for bar in handle) >= SEEN * longest:
-                named_by.setdefault(name, handle)
+        handles: list[Any] = axes.get_legend_handles_labels()[0]
+        for bars in handles:
+            names.setdefault(bars.get_label())
+            if sum(bar.get_width() for bar in bars) >= SEEN * longest:
+                named_by.setdefault(bars.get_label(), bars)
     shown = [name for name in names if name in named_by]
     return [named_by[name] for name in shown], shown
 

@@ -81,7 +81,8 @@ class StageIdle:
 
 class Collectives(msgspec.Struct, frozen=True):
     """Collectives of one kind, size [bytes], type and group: how many, and the medians [s] of their transfers;
-    ``measured_s`` holds waiting where ``waiting_included``. ``busbw_measured`` : bytes/s, None where nobody knows."""
+    ``measured_s`` holds waiting where ``waiting_included``. ``busbw_measured`` : bytes/s, None where nobody knows.
+    ``group_size`` : ranks that met as measured; ``ranks_played`` : as simulated."""
 
     kind: str
     nbytes: float
@@ -92,6 +93,7 @@ class Collectives(msgspec.Struct, frozen=True):
     simulated_s: float
     waiting_included: bool
     busbw_measured: float | None
+    ranks_played: int
 
 
 @dataclass
@@ -289,13 +291,14 @@ def totals_of(run: Timeline, ranks: Sequence[int], window: SteadyWindow) -> dict
 def _compared(writer: ReplayWriter, played: Timeline) -> list[Collectives]:
     """Measured and simulated transfer times of collectives, by kind, size and group; most bytes first."""
     took = dict(zip(played.row_op.tolist(), (played.row_end - played.row_start).tolist(), strict=True))
-    rows: defaultdict[tuple[str, float, str, int], list[tuple[float, float, bool]]] = defaultdict(list)
-    for op in (op for op, groups in writer.groups.items() if groups is not None):
+    rows: defaultdict[tuple[str, float, str, int, int], list[tuple[float, float, bool]]] = defaultdict(list)
+    for op, groups in writer.groups.items():
         info = writer.measured.ops[op]
-        if "rebucketed" in info.detail or op not in took:
-            continue  # nobody measured it, or it is in another bucket now
+        if groups is None or "rebucketed" in info.detail or op not in took:
+            continue  # not simulated, or nobody measured it, or it is in another bucket now
         measured_transfer = "transfer_s" in info.detail
-        key = info.kind, info.nbytes, str(info.detail.get("dtype", "")), int(info.detail.get("group_size", 0))
+        size = int(info.detail.get("group_size", 0))
+        key = info.kind, info.nbytes, str(info.detail.get("dtype", "")), size, groups.shape[1]
         rows[key].append(
             (
                 float(info.detail["transfer_s"]) if measured_transfer else writer.shortest[op],
@@ -306,9 +309,9 @@ def _compared(writer: ReplayWriter, played: Timeline) -> list[Collectives]:
     return [_row(key, pairs) for key, pairs in sorted(rows.items(), key=lambda r: -len(r[1]) * r[0][1])]
 
 
-def _row(key: tuple[str, float, str, int], pairs: list[tuple[float, float, bool]]) -> Collectives:
-    _, nbytes, _, size = key
+def _row(key: tuple[str, float, str, int, int], pairs: list[tuple[float, float, bool]]) -> Collectives:
+    kind, nbytes, dtype, size, played = key
     measured, simulated = (float(np.median([pair[i] for pair in pairs])) for i in (0, 1))
     waited = not all(pair[2] for pair in pairs)
-    busbw = nbytes / measured * bus_factor(key[0], size) if measured > 0 and size else None
-    return Collectives(*key, len(pairs), measured, simulated, waited, busbw)
+    busbw = nbytes / measured * bus_factor(kind, size) if measured > 0 and size else None
+    return Collectives(kind, nbytes, dtype, size, len(pairs), measured, simulated, waited, busbw, played)
