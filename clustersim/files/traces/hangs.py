@@ -18,6 +18,7 @@ from clustersim.core.limits import MOST_RANKS
 from clustersim.core.texts import short
 from clustersim.core.units import format_time
 from clustersim.files.traces.hang_absent import nothing_waits
+from clustersim.files.traces.hang_differences import SHIFTED, differences, differs_in, odd_ranks, shifted
 from clustersim.files.traces.hang_messages import message_faults
 from clustersim.files.traces.recorded_calls import SHOWN, Call, Dump, described, rank_list, wait_word
 from clustersim.files.traces.told import CollectiveFault, HangReport
@@ -167,7 +168,7 @@ def _fault(
     ]
     unseen = sorted(everybody - set(dumps))
     waiting = [rank for rank in sorted(here) if not here[rank].done]
-    odd = _odd_ranks(here)
+    odd = odd_ranks(here)
     if not waiting and not odd:
         return None
     usual = set(here) - set(odd) or set(here)
@@ -189,8 +190,12 @@ def _fault(
         where = ", ".join(dict.fromkeys(here[rank].where for rank in odd if here[rank].where))
         who = f"{rank_list(odd)} at {where}" if where else rank_list(odd)
         advice = f"look at {who}: every rank must call the same collective, of one size and type"
-        text = f"{text}ranks differ: {_differences(here)}{tail}"
-        bare = replace(bare, differs_in=_differs_in(seq, at, odd), called=described(here[odd[0]]))
+        text = f"{text}ranks differ: {differences(here)}{tail}"
+        how = differs_in(seq, at, odd)
+        if how in SHIFTED:
+            verdict, advice = shifted(how, seq, odd, first)
+            text = f"{bare.text}{verdict}; {differences(here)}{tail}"
+        bare = replace(bare, differs_in=how, called=described(here[odd[0]]))
         return replace(bare, text=text, cause="differs", look_at=odd, where=where or first.where, advice=advice)
     if unseen and not _some_started(here, waiting):
         text = f"{text}{rank_list(callers)} called it and {wait_word(callers)}{tail}"
@@ -342,56 +347,3 @@ def _lateness(here: Mapping[int, Call]) -> str:
     latest = max(created, key=lambda rank: created[rank])
     behind = created[latest] - min(created.values())
     return f"; rank {latest} called it {format_time(behind)} after the first" if behind > LATE else ""
-
-
-# ---- what differs ----------------------------------------------------------------------------------------------------
-
-_UNEVEN_INPUTS = ("alltoall", "all_to_all", "scatter")
-_UNEVEN_OUTPUTS = ("alltoall", "all_to_all", "gather")
-
-
-def _signature(call: Call) -> tuple[str, str, int, int]:
-    """What must be the same on all ranks: a root alone has the list that it scatters or gathers, and parts of an
-    all_to_all may be of any size."""
-    kind = call.kind.lstrip("_")
-    inputs = -1 if kind.startswith(_UNEVEN_INPUTS) else call.inputs
-    outputs = -1 if kind.startswith(_UNEVEN_OUTPUTS) else call.outputs
-    if kind.startswith(("reduce_scatter", "_reduce_scatter")):
-        outputs = call.outputs
-    return call.name, call.dtype, inputs, outputs
-
-
-def _odd_ranks(here: Mapping[int, Call]) -> list[int]:
-    """The ranks that called something else than most; all where no call is most ranks'; none where they agree."""
-    here = {rank: call for rank, call in here.items() if call.name}
-    count = Counter(_signature(call) for call in here.values())
-    if len(count) < 2:
-        return []
-    (usual, times), (_, second) = count.most_common(2)
-    if times == second:
-        return sorted(here)
-    return [rank for rank in sorted(here) if _signature(here[rank]) != usual]
-
-
-def _differs_in(seq: int, at: Mapping[int, Mapping[int, Call]], odd: list[int]) -> str:
-    """``order`` where odd ranks called next what others called here, and here what others call next; else what the
-    calls themselves differ in: ``kind``, ``size`` or ``type``."""
-    here = {rank: call for rank, call in at[seq].items() if call.name}
-    usual = next((rank for rank in sorted(here) if rank not in odd), min(here))
-    other = next(rank for rank in odd if _signature(here[rank]) != _signature(here[usual]))
-    later = at.get(seq + 1, {})
-    if other in later and usual in later:
-        swapped = _signature(here[other]) == _signature(later[usual])
-        if swapped and _signature(later[other]) == _signature(here[usual]):
-            return "order"
-    ours, theirs = _signature(here[usual]), _signature(here[other])
-    if ours[0] != theirs[0]:
-        return "kind"
-    return "type" if ours[1] != theirs[1] else "size"
-
-
-def _differences(here: Mapping[int, Call]) -> str:
-    ways: dict[tuple[str, str, int, int], list[int]] = {}
-    for rank, call in sorted(here.items()):
-        ways.setdefault(_signature(call), []).append(rank)
-    return "; ".join(f"{rank_list(ranks)}: {described(here[ranks[0]])}" for ranks in ways.values())

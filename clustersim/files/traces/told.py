@@ -79,7 +79,8 @@ class CollectiveFault(msgspec.Struct, frozen=True):
     missing : who never called it. waiting : who did, and has not ended it. no_dump : of whom nothing is known.
     cause : never_called, differs, not_started, none_started, not_ended, no_dump, stuck_together, or of a message
         no_peer. look_at : the ranks to look at; empty for all. where : the line of code that called it.
-    advice : what to look at there. differs_in : of calls that differ, ``kind``, ``size``, ``type`` or ``order``.
+    advice : what to look at there. differs_in : of calls that differ, ``kind``, ``size``, ``type``, ``order``,
+        ``skipped`` or ``extra``.
     called : by the ranks to look at, where their calls differ. elsewhere : of ranks that are missing, whether they wait
         in another group whose other ranks never came.
     """

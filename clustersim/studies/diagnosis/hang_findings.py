@@ -26,7 +26,16 @@ SIGTERM = -15
 """How torchrun ends the others."""
 HALF = 0.5
 """How likely a rank whose GPU is stuck has nothing pending, as one that calls nothing has."""
-OTHERWISE = {"kind": "other_kind", "size": "other_size", "type": "other_type", "order": "other_order"}
+OTHERWISE = {
+    "kind": "other_kind",
+    "size": "other_size",
+    "type": "other_type",
+    "order": "other_order",
+    "skipped": "missing_call",
+    "extra": "other_kind",
+}
+LONGEST = 600
+"""Characters of what dumps say: both calls that differ are in it."""
 BARRIER = re.compile(r"barrier|of \[\[1\]\]|elements: 1 in")
 """A call of one element: a barrier of NCCL's."""
 SHOWN = 6
@@ -42,7 +51,7 @@ def of_dumps(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Ite
     alone = (fault for fault in report.faults if fault.elsewhere and len(fault.look_at) == 1)
     fault = next(alone, report.faults[0])
     unseen = frozenset(fault.no_dump) or frozenset(range(site.ranks)) - frozenset(report.ranks)
-    text = fault.text if len(fault.text) < 200 else fault.text[:197] + "..."
+    text = fault.text if len(fault.text) < LONGEST else fault.text[: LONGEST - 3] + "..."
 
     def likely(suspect: Suspect) -> float:
         """P(these dumps | suspect)."""
@@ -62,7 +71,7 @@ def _of_fault(fault: CollectiveFault, suspect: Suspect, unseen: frozenset[int], 
         waits = SELDOM * _named(suspect, fault, "stuck_kernel")
         return max(waits, _named(suspect, fault, "missing_call"))
     if fault.cause == "differs":
-        barrier = fault.differs_in in ("kind", "size") and BARRIER.search(fault.called)
+        barrier = fault.differs_in in ("kind", "size", "skipped") and BARRIER.search(fault.called)
         return _named(suspect, fault, "uneven_batches" if barrier else OTHERWISE[fault.differs_in or "size"])
     if fault.called and fault.cause == "stuck_together":
         return _of_message(suspect, fault)
