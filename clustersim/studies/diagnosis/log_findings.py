@@ -146,8 +146,8 @@ def of_nccl(log: NcclLog, suspects: Sequence[Suspect]) -> Iterator[Finding]:
         # What slows the whole job is at no place; where it is the network's, no NIC can be told from another.
         of_network = {"sockets", "gdr_off"} & {cause.kind for cause in log.causes}
         kinds = ("dead_link",) if of_network else ("dead_link", "lost_nic", "far_nic", "gdr_off")
-        weights = by_kind(dict.fromkeys(kinds, UNLIKELY), SURE)
-        yield finding("nccl", f"NCCL, of the whole job and no one place: {causes_told}", suspects, weights)
+        likely_kinds = by_kind(dict.fromkeys(kinds, UNLIKELY), SURE)
+        yield finding("nccl", f"NCCL, of the whole job and no one place: {causes_told}", suspects, likely_kinds)
     else:
         text = "NCCL: every NIC is there and reaches GPU memory, no port went down and no peer was lost"
         absent = dict.fromkeys(("dead_link", "lost_nic", "far_nic", "gdr_off"), UNLIKELY)
