@@ -75,6 +75,16 @@ def test_images_have_no_tokens_and_no_peak_means_no_mfu():
     assert result["tokens_per_s_per_gpu"] is result["mfu"] is result["hfu"] is None
 
 
+@pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "jasper"])
+def test_only_text_is_counted_in_tokens(name):
+    """A clip's frames were told as tokens per second: Jasper had 93,912 of them a GPU."""
+    over = {"cluster.nodes": 1, "model.name": name, "model.seq_len": None}
+    figures = load("ddp_gpt2_xl_2x8_a100", over).run().summary
+    assert figures["tokens_per_s_per_gpu"] is None
+    assert figures["samples_per_s"] > 0
+    assert load("ddp_gpt2_xl_2x8_a100", {"cluster.nodes": 1}).run().summary["tokens_per_s_per_gpu"] > 0
+
+
 @pytest.mark.parametrize(("n_steps", "steady", "seconds"), [(1, [0], 9), (2, [1], 5), (3, [2], 4), (5, [2, 3, 4], 4)])
 def test_the_steady_state_leaves_out_the_first_bucket_and_the_rebuild(n_steps, steady, seconds):
     ends = np.cumsum([9, 5, 4, 4, 4])[:n_steps].tolist()

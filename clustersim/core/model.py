@@ -259,6 +259,11 @@ class Model(Keeper):
         """How deep it is, in words: a transformer's blocks, which is what its config calls layers; else layers."""
         return f"{self.n_blocks} blocks" if self.n_blocks else f"{len(self.layers)} layers"
 
+    @property
+    def tokens(self) -> int:
+        """Tokens per sample: of text alone, for what an image or a clip is cut into nobody counts a training by."""
+        return self.seq_len if self.sample == "sequence" else 0
+
     @cached_property
     def parameters(self) -> int:
         """Elements of all parameters, tied ones once."""

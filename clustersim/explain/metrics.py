@@ -90,7 +90,7 @@ def _rates(model: Model, samples_per_s: float, world: int, executed: float, peak
     model_flops = model.flops_per_sample() * samples_per_s / world
     return {
         "samples_per_s": samples_per_s,
-        "tokens_per_s_per_gpu": samples_per_s * model.seq_len / world if model.seq_len else None,
+        "tokens_per_s_per_gpu": samples_per_s * model.tokens / world if model.tokens else None,
         "model_flops_per_s_per_gpu": model_flops,
         "mfu": model_flops / peak if peak else None,
         "hfu": executed / peak if peak else None,

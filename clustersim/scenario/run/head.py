@@ -18,7 +18,7 @@ def head_lines(prepared: Prepared) -> Iterator[tuple[str, str]]:
     between = f"{p.mesh.nproc_per_node} {p.devices}"
     yield "machine", f"{p.topology.name}: {p.mesh.n_nodes:,} node(s) x {between} = {p.gpus:,} GPUs"
     length = file.model.seq_len or (p.model.seq_len if file.model.file is not None else 0)
-    tokens = f", {length:,} tokens a sample" if length else ""
+    tokens = f", {length:,} tokens a sample" if length and p.model.tokens else ""
     size = f"{p.model.parameters:,} parameters in {p.model.depth}"
     if p.model.partly_frozen:
         size = f"{size}, {p.model.trained:,} trained ({p.model.trained / p.model.parameters:.2%})"

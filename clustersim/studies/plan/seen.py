@@ -97,7 +97,7 @@ class KnownCandidates:
         self.seq_len = 0  # of a model without tokens, and of one that cannot be read
         with suppress(ClusterSimError):
             model = model_of(scenario_of(self.plan, self.path, options[0]))
-            self.seq_len = model.seq_len
+            self.seq_len = model.tokens
             self._know_errors(model)
         self.tokens = bool(self.seq_len)
         ranked: list[tuple[float, int]] = []
