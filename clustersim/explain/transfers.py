@@ -16,6 +16,8 @@ CONTENDED = 0.97
 """Below this share of the rate it would have alone, a transfer shares its links."""
 LATENCY_SHARE = 0.5
 """Above this share of its time in latency, bandwidth does not matter much to a transfer."""
+LONGER = 1.1
+"""A load that flows so many times as long as an op's earlier ones is what the op waits for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,8 @@ def transfer_facts(timeline: Timeline) -> dict[int, TransferFacts]:
 
 @dataclass(frozen=True, eq=False)
 class _OpFlows:
-    """Per op: payload bytes, seconds of flow, and the load of its first transfer; per load: what its links allow."""
+    """Per op: the load that holds it longest, and of this load's transfers payload bytes and seconds of flow; per
+    load: what its links allow."""
 
     moved: Floats
     flowing: Floats
@@ -72,12 +75,38 @@ class _OpFlows:
 
 def _flows(use: LinkUse, n_ops: int) -> _OpFlows:
     span = use.segment_end - use.segment_start
-    op_of = use.transfer_op[use.segment_transfer]
-    load = np.full(n_ops, -1, dtype=np.int64)
-    load[use.transfer_op[::-1]] = use.transfer_load[::-1]
-    moved = np.bincount(op_of, weights=use.segment_rate * span, minlength=n_ops).astype(np.float64)
-    flowing = np.bincount(op_of, weights=span, minlength=n_ops).astype(np.float64)
-    return _OpFlows(moved, flowing, load, [narrowest(use, i) for i in range(len(use.loads))])
+    carried = use.segment_rate * span
+    n = len(use.transfer_op)
+    flowing = np.bincount(use.segment_transfer, weights=span, minlength=n)
+    moved = np.bincount(use.segment_transfer, weights=carried, minlength=n)
+    return _slowest(use, moved, flowing, n_ops)
+
+
+def _slowest(use: LinkUse, moved: Floats, flowing: Floats, n_ops: int) -> _OpFlows:
+    """Of each op the load that flows longest, its first one where others take about as long: transfers inside a
+    machine are over soon, and do not say what those over the network wait for. ``moved``, ``flowing`` : of each
+    transfer, payload bytes and seconds."""
+    n_loads = max(1, len(use.loads))
+    pairs, first, pair_of = np.unique(
+        use.transfer_op.astype(np.int64) * n_loads + use.transfer_load, return_index=True, return_inverse=True
+    )
+    seconds = np.bincount(pair_of, weights=flowing, minlength=len(pairs))
+    each = seconds / np.bincount(pair_of, minlength=len(pairs))
+    nbytes = np.bincount(pair_of, weights=moved, minlength=len(pairs))
+    of_op = _OpFlows(
+        np.zeros(n_ops),
+        np.zeros(n_ops),
+        np.full(n_ops, -1, dtype=np.int64),
+        [narrowest(use, i) for i in range(len(use.loads))],
+    )
+    longest = np.zeros(n_ops)
+    for pair in np.argsort(first, kind="stable").tolist():
+        op = int(pairs[pair] // n_loads)
+        if of_op.load[op] < 0 or each[pair] > LONGER * longest[op]:
+            longest[op] = each[pair]
+            of_op.load[op] = int(pairs[pair] % n_loads)
+            of_op.moved[op], of_op.flowing[op] = nbytes[pair], seconds[pair]
+    return of_op
 
 
 def narrowest(use: LinkUse, load: int) -> tuple[int, float, int, float]:

@@ -19,8 +19,8 @@ from clustersim.core.units import format_bytes
 
 class ServerReport(msgspec.Struct, frozen=True):
     """A server: its rank and where it sits, the ``busy`` share of its own work, bytes in and out a step, and the share
-    of line rate of its busiest link in each direction; shares of the whole run, where figures of a run are of its
-    steady state."""
+    of line rate of the busiest link on the way to it and from it; shares of the whole run, where figures of a run are
+    of its steady state."""
 
     rank: int
     vertex: str
@@ -50,7 +50,7 @@ class ServerFigures(msgspec.Struct, frozen=True):
         for server in self.servers:
             moved = f"{format_bytes(server.bytes_in)} in and {format_bytes(server.bytes_out)} out a step"
             busiest = max(server.link_use_in, server.link_use_out)
-            used = f"{server.busy:.0%} busy with them and its busiest link used at {busiest:.0%}"
+            used = f"{server.busy:.0%} busy with them and the busiest link on the way used at {busiest:.0%}"
             yield f"server at {server.vertex}: {moved}, {used}, both over the whole run, its first step included"
 
 
@@ -141,14 +141,27 @@ def _server(role: Role, first: int, timeline: Timeline, topology: Topology, mesh
     taken = sum(op.nbytes for op in of_workers if op.name.startswith("push "))
     given = sum(op.nbytes for op in of_workers if isinstance(op, Send) and op.name.startswith("pull "))
     vertex = int(mesh.gpus[role.ranks[0]])
-    use = _links(timeline.links, topology, vertex, makespan) if timeline.links is not None else (0.0, 0.0)
+    links = timeline.links
+    use = (0.0, 0.0) if links is None else _links(links, topology, _meeting(timeline, first, role), makespan)
     name = topology.vertex_names[vertex]
     return ServerReport(int(role.ranks[0]), name, busy / makespan, taken / steps, given / steps, *use)
 
 
-def _links(use: LinkUse, topology: Topology, vertex: int, seconds: float) -> tuple[float, float]:
-    """Share of line rate of the busiest link into and out of a vertex."""
+def _meeting(timeline: Timeline, first: int, role: Role) -> tuple[Ints, Ints]:
+    """Ops by which a server takes and gives, those of its workers that meet its own among them."""
+    ways: tuple[set[int], set[int]] = (set(), set())
+    for row, op in enumerate(role.ops, first):
+        if " worker " in op.name and not isinstance(op, Serve):
+            ways[op.name.startswith("pull ")].update((row, *timeline.ops[row].detail.get("meets", ())))
+    into, out = (np.array(sorted(rows), dtype=np.int64) for rows in ways)
+    return into, out
+
+
+def _links(use: LinkUse, topology: Topology, ways: tuple[Ints, Ints], seconds: float) -> tuple[float, float]:
+    """Share of line rate of the busiest link on the way to a server and from it: its machine's NIC is one of them."""
     share = use.bytes_per_link() / (topology.link_bandwidth * seconds)
-    into = share[topology.link_dst == vertex]
-    out = share[topology.link_src == vertex]
-    return float(into.max(initial=0.0)), float(out.max(initial=0.0))
+    busiest = []
+    for ops in ways:
+        loads = np.unique(use.transfer_load[np.isin(use.transfer_op, ops)])
+        busiest.append(max((float(share[use.loads[i][0]].max(initial=0.0)) for i in loads.tolist()), default=0.0))
+    return busiest[0], busiest[1]
