@@ -212,6 +212,14 @@ def test_limits_are_kept_and_what_breaks_one_says_which(limits, word, tmp_path):
     assert not any(one.on_front for one in found.options if one.reason)
 
 
+def test_a_deadline_of_images_is_told_in_samples(tmp_path):
+    images = plan(limits={"tokens": 1e12, "deadline": "1 h"}, model={"name": "resnet18", "dtype": "bf16"})
+    found = planner.search(images, "plan.toml", tmp_path, planner.SearchOptions(jobs=1))
+    reasons = [one.reason for one in found.options if "allowed" in one.reason]
+    assert reasons
+    assert all("for 1e+12 samples" in reason for reason in reasons)
+
+
 def test_a_step_has_as_many_samples_as_the_plan_says():
     read = plan()
     for one in candidates(read, {(0, 1): 8, (0, 2): 16, (1, 1): 8}):

@@ -218,13 +218,14 @@ class KnownCandidates:
         if limits.tokens is None:
             return ""
         days = limits.tokens / rate / DAY
+        trained = f"{limits.tokens:.3g} {'tokens' if self.tokens else 'samples'}"
         if limits.deadline is not None and days * DAY > float(limits.deadline):
             allowed = float(limits.deadline) / DAY
-            return f"takes {sure}{days:,.1f} days for {limits.tokens:.3g} tokens; {allowed:,.1f} allowed"
+            return f"takes {sure}{days:,.1f} days for {trained}; {allowed:,.1f} allowed"
         if limits.budget_usd is not None and math.isinf(usd_per_day):
             return "has no price, so nobody knows whether it keeps the budget: give usd_per_gpu_hour"
         if limits.budget_usd is not None and (usd := usd_per_day * days) > limits.budget_usd:
-            return f"costs {sure}{usd:,.0f} USD for {limits.tokens:.3g} tokens; {limits.budget_usd:,.0f} allowed"
+            return f"costs {sure}{usd:,.0f} USD for {trained}; {limits.budget_usd:,.0f} allowed"
         return ""
 
     def beaten_by(self, option: PlanOption, *, rough: bool) -> PlanOption | None:
