@@ -77,8 +77,8 @@ def _flows(use: LinkUse, n_ops: int) -> _OpFlows:
     span = use.segment_end - use.segment_start
     carried = use.segment_rate * span
     n = len(use.transfer_op)
-    flowing = np.bincount(use.segment_transfer, weights=span, minlength=n)
-    moved = np.bincount(use.segment_transfer, weights=carried, minlength=n)
+    flowing = np.bincount(use.segment_transfer, weights=span, minlength=n).astype(np.float64)
+    moved = np.bincount(use.segment_transfer, weights=carried, minlength=n).astype(np.float64)
     return _slowest(use, moved, flowing, n_ops)
 
 
