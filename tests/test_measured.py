@@ -121,8 +121,8 @@ def test_a_part_of_something_stays_below_all_of_it():
 
 
 EVERY = 3
-"""One published case in so many is tried, of which 97 % get worse by no more than 4 points, and none by 7; of one in
-sixteen a single case was enough to break the 95 %."""
+"""One published case in so many is tried, of which 97 % get worse by no more than 4 points, and none by 7. Of all 462,
+96 % do, and one gets worse by 12; of one in sixteen a single case was enough to break the 95 %."""
 
 
 def changes(rows: list[dict[str, str]]) -> Iterator[float]:
