@@ -161,7 +161,7 @@ def test_a_run_compared_with_itself_has_no_difference():
     found = compare(timeline, timeline)
     assert not found.ops["difference_s"].any()
     assert found.ops["name_a"].tolist() == found.ops["name_b"].tolist()
-    assert found.text == ["both take 242.5 ms a step"]
+    assert found.text == ["both take 242.4 ms a step"]
     assert sentences(found) == []
 
 
@@ -172,7 +172,7 @@ def test_differences_add_up_and_come_worst_first():
     assert found.states["difference_s"].sum() == pytest.approx(found.step_b - found.step_a)
     back = compare(slow, usual)
     assert back.ops["difference_s"].sum() == pytest.approx(-found.ops["difference_s"].sum())
-    assert found.text[0] == "a step takes 201.2 ms in A and 242.5 ms in B, 20.5% longer"
+    assert found.text[0] == "a step takes 201.2 ms in A and 242.4 ms in B, 20.5% longer"
     assert "waiting for peers +" in sentences(found)[0]
 
 

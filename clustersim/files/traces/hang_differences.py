@@ -94,6 +94,7 @@ def shifted(how: str, seq: int, odd: list[int], usual: Call) -> tuple[str, str]:
 
 
 def differences(here: Mapping[int, Call]) -> str:
+    """Which ranks call what, in words; those that call alike together."""
     ways: dict[tuple[str, str, int, int], list[int]] = {}
     for rank, call in sorted(here.items()):
         ways.setdefault(_signature(call), []).append(rank)
