@@ -239,7 +239,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
     floor = terms.host_floor(request.kind, group, costs, chosen.blocks)
     hops *= terms.busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
     p = terms.blend(request.kind, chosen.algorithm, chosen.protocol, chosen.loads, group, costs)
-    hops *= terms.slowest(chosen.protocol, chosen.blocks, group, costs)
+    hops *= terms.slowest(chosen.algorithm, chosen.protocol, chosen.blocks, group, costs)
     messages = 0.0
     where = placement(group)
     if transport(where.net).eager < math.inf and where.islands > 1:

@@ -162,16 +162,16 @@ LARGEST = (0.0, 0.56, 1.03, 1.42, 1.77, 2.07)
 """Expected largest of 1, 2, 4, ... 32 draws from a standard normal distribution."""
 
 
-def slowest(protocol: str, blocks: int, group: Group, costs: CommunicationCosts) -> float:
+def slowest(algorithm: str, protocol: str, blocks: int, group: Group, costs: CommunicationCosts) -> float:
     """How much longer than one block's hops those of the slowest of a kernel's blocks take.
 
     LL's payloads up to 2 KiB have one block, and of 32 KiB sixteen: a tree over two nodes takes 36 and 45 us on B200,
     35 and 46 on A100, over four of H100 36 and 49. Simple's up to 32 KiB have one, and synchronise twice a step: inside
     a node an all_gather of 256 B, 128 KiB and 1 MiB takes eight V100s 34, 53 and 67 us, eight H800s 34, 46 and 61. Over
-    a network NICs pace its blocks, as do those of LL128, which always has many.
+    a network NICs pace its blocks, and where the switch reduces the switch does; LL128 always has many.
     """
-    over_nodes = protocol == "Simple" and placement(group).islands > 1
-    if protocol not in costs.block_spread or over_nodes or blocks < 2:
+    paced = protocol == "Simple" and (algorithm != "ring" or placement(group).islands > 1)
+    if protocol not in costs.block_spread or paced or blocks < 2:
         return 1.0
     return 1.0 + costs.block_spread[protocol] * LARGEST[min(int(math.log2(blocks)), len(LARGEST) - 1)]
 

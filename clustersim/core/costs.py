@@ -113,13 +113,13 @@ class CommunicationCosts:
     tree_share: float = 0.807
     # Of NVLink's line rate through a switch that reduces. No fitted row has it in a node of Blackwells: theirs
     # is what two clouds' published logs of eight come to, 835 GB/s of busbw (B200) and 840 (GB200, two trays) at 8 GiB.
-    nvls_share: Mapping[str, float] = _table(hopper=0.693, blackwell=0.604)
+    nvls_share: Mapping[str, float] = _table(hopper=0.683, blackwell=0.604)
     nvls_tree_share: float = 0.921
     # Of a NIC's line rate that streams reach which the network's switches add up: published all_reduces with SHARP are
     # 1.2 to 1.5 of NVLSTree's rate, not the twice that the bytes would give.
     sharp_share: float = 0.7
     tree_levels: float = 1.21  # network hops per log2(nodes), each way
-    nvls_latency: float = 19.4 * US
+    nvls_latency: float = 24.3 * US
     nvls_tree_hop: float = 20.6 * US
     # Point to point (all_to_all, send): channels open as the message grows.
     p2p_share: float = 0.777
