@@ -41,7 +41,7 @@ SIZES = (2.0**16, 2.0**25, 2.0**26)
 """One of each class."""
 FEW_OPERATORS = 4
 """Operators that a transport must have to be told apart from the others."""
-DOUBT = 1.0
+DOUBT = 2.0
 """Operators that a trait's factor has against it where it narrows."""
 ROUNDS = 5
 
