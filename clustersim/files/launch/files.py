@@ -128,24 +128,8 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     """
     if "\0" in text or not text.strip():
         raise ScenarioError(f"{name}: holds a NUL character; is it a text?" if text.strip() else f"{name}: is empty")
-    if Path(name).suffix == ".py" and ("Trainer.Config(" in text or _OF_TITAN.search(text)):
-        return Document(name, PYTHON, text=text)
-    if Path(name).suffix == ".py" and (script := _of_lightning(text, name)) is not None:
-        return script
-    if Path(name).suffix == ".py" and (configuration := _of_nanogpt(text, name)) is not None:
-        return configuration
-    if Path(name).suffix == ".py" and (recipe := _of_nemo(text, name)) is not None:
-        return recipe
-    if Path(name).suffix == ".py" and "configurator.py" in text:
-        raise ScenarioError(
-            f"{name}: is nanoGPT's program; give a file of its config/, or the command that runs it with --n_layer and "
-            "its kin"
-        )
     if Path(name).suffix == ".py":
-        raise ScenarioError(
-            f"{name}: is a program, and none is run; give the configuration that it makes ({WRITTEN}), or the "
-            "arguments of a script"
-        )
+        return _of_program(text, name)
     kind = _kind(text, name)
     if kind == "shell":
         return _of_script(text, name, others or {})
@@ -165,11 +149,38 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     return parsed
 
 
-def _of_lightning(text: str, name: str) -> Document | None:
+def _of_program(text: str, name: str) -> Document:
+    """A Python file, of which values are read and nothing is run. Raises :class:`ScenarioError` for one that holds no
+    configuration."""
+    if "Trainer.Config(" in text or _OF_TITAN.search(text):
+        return Document(name, PYTHON, text=text)
+    if (tree := _tree(text)) is not None:
+        for reader in (_of_lightning, _of_nanogpt, _of_nemo):
+            if (configuration := reader(tree, name)) is not None:
+                return configuration
+    if "configurator.py" in text:
+        raise ScenarioError(
+            f"{name}: is nanoGPT's program; give a file of its config/, or the command that runs it with --n_layer and "
+            "its kin"
+        )
+    raise ScenarioError(
+        f"{name}: is a program, and none is run; give the configuration that it makes ({WRITTEN}), or the "
+        "arguments of a script"
+    )
+
+
+def _tree(text: str) -> ast.Module | None:
+    """A program's tree; None where it is no Python, or too deep for one."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _of_lightning(tree: ast.Module, name: str) -> Document | None:
     """A script that makes a Lightning Trainer, as its YAML; None for another program."""
     parsed = Document(name, "yaml")
     try:
-        tree = ast.parse(text)
         if not lightning_python.is_script(tree):
             return None
         for path, value in lightning_python.options(tree, name):
@@ -183,12 +194,8 @@ def _of_lightning(text: str, name: str) -> Document | None:
     return parsed
 
 
-def _of_nanogpt(text: str, name: str) -> Document | None:
+def _of_nanogpt(tree: ast.Module, name: str) -> Document | None:
     """A file of nanoGPT's ``config/``; None for another program."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
     if not nanogpt_values.is_configuration(tree):
         return None
     parsed = Document(name, "yaml")
@@ -197,10 +204,9 @@ def _of_nanogpt(text: str, name: str) -> Document | None:
     return parsed
 
 
-def _of_nemo(text: str, name: str) -> Document | None:
+def _of_nemo(tree: ast.Module, name: str) -> Document | None:
     """A program that takes a recipe of NeMo 2, as its YAML; None for another program."""
     try:
-        tree = ast.parse(text)
         if not nemo_python.is_program(tree):
             return None
         options, notes = nemo_python.options(tree, name)

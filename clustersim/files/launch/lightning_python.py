@@ -8,6 +8,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
+from clustersim.files.launch.python_values import last_name
 
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
 MATTERS = ("devices", "num_nodes", "precision", "strategy", "accumulate_grad_batches", "gradient_clip_val")
@@ -47,7 +48,7 @@ def options(tree: ast.Module, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _strategy(call: ast.Call) -> Iterator[tuple[str, Any]]:
-    yield "trainer.strategy.class_path", _last(call.func)
+    yield "trainer.strategy.class_path", last_name(call.func)
     for word in call.keywords:
         value = _plain(word.value)
         if isinstance(word.value, ast.Attribute):
@@ -73,11 +74,7 @@ def _trainer(tree: ast.Module) -> ast.Call | None:
 
 
 def _calls(tree: ast.Module, name: str) -> list[ast.Call]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last(node.func) == name]
-
-
-def _last(node: ast.expr) -> str:
-    return ast.unparse(node).rpartition(".")[2]
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == name]
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
