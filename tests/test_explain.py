@@ -216,7 +216,7 @@ def test_unknown_knobs_are_named():
 def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
     run = result("why_slow_gpu")
     found = explain(run.timeline, RunFacts.of(run.to_dict()), top=3)
-    came_to = "resnet50 on 8 V100-SXM2-16GB (ddp): 242.5 ms a step, 2,111.1 samples per second at 40.8% of peak"
+    came_to = "resnet50 on 8 V100-SXM2-16GB (ddp): 242.4 ms a step, 2,111.8 samples per second at 40.9% of peak"
     assert found.verdict == f"{came_to}; 17.6% of the step is lost because rank 3 is slow, and everybody waits for it."
     assert 1 < len(found.causes) <= 3
     assert "1.25 times the median" in found.causes[0]
@@ -252,7 +252,7 @@ def test_a_long_run_says_where_its_losses_are_told(monkeypatch):
 
     monkeypatch.setattr(results, "BLAMED", 10)
     said = package.load("why_slow_gpu").run().in_words
-    assert said.startswith("resnet50 on 8 V100-SXM2-16GB (ddp): 242.5 ms a step")
+    assert said.startswith("resnet50 on 8 V100-SXM2-16GB (ddp): 242.4 ms a step")
     assert said.endswith("`clustersim explain` says what it loses most by.")
     assert "slow" not in said
 
@@ -289,7 +289,7 @@ def test_what_a_run_came_to_says_how_likely_a_gpu_runs_out_as_its_memory_line_do
     run = package.load("ddp_gpt2_xl_2x8_a100", {"strategy.micro_batch_size": 6}).run()
     said = "likelihood of running out 47%"
     assert said in str(run.verdict)
-    assert f"at 43.2% of peak, if memory lasts ({said}); " in run.in_words
+    assert f"at 43.3% of peak, if memory lasts ({said}); " in run.in_words
     assert "lasts" not in package.load("ddp_gpt2_xl_2x8_a100").run().in_words
 
 

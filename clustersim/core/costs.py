@@ -96,7 +96,7 @@ class CommunicationCosts:
         "net/LL": 0.31, "net/LL128": 0.929, "net/Simple": 1.0,
     })  # fmt: skip
     share_generation: Mapping[str, float] = _table(
-        pascal=1.01, volta=1, ampere=0.992, hopper=1, blackwell=0.998, amd=0.85
+        pascal=1.01, volta=1, ampere=0.992, hopper=1, blackwell=0.998, amd=0.88
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
