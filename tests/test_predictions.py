@@ -58,10 +58,14 @@ def test_our_predictions_are_what_they_were():
     assert not rows, "\n".join([message, *lines[:20]])
 
 
-def test_every_table_has_predictions_that_were_written_down():
-    for table in TABLES:
-        known = [key for key in frozen() if key[0] == table]
-        assert 0.9 < len(known) / len(frozen_rows(table)) <= 1
+NOT_PREDICTED = {"nccl_tests": 0, "nccl_one_node": 0, "training_steps": 65, "training_steps_hybrid": 6}
+"""Rows that do not say what a prediction needs: a sequence's length, a batch. A row more was lost by a mistake of ours,
+which the score calls skipped: 51 of parameter servers once went without a word."""
+
+
+def test_every_row_that_says_enough_has_a_prediction_that_was_written_down():
+    missing = {table: sum(key not in frozen() for key in frozen_rows(table)) for table in TABLES}
+    assert missing == NOT_PREDICTED
 
 
 # What moved
