@@ -14,7 +14,7 @@ import pytest
 from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files import traces
-from clustersim.files.traces import Samples, nccl_tests_log
+from clustersim.files.traces import Samples, nccl_tests_run
 from clustersim.files.traces.digest import of_run
 
 RANKS = "".join(
@@ -190,7 +190,7 @@ def test_the_json_report_says_the_same_as_the_log(tmp_path):
 
 @pytest.mark.parametrize(("code", "text"), [(22809, "2.28.9"), (21805, "2.18.5"), (2708, "2.7.8"), (2408, "2.4.8")])
 def test_versions_follow_from_numbers_of_both_ages(code, text):
-    assert nccl_tests_log.version_text(code) == text
+    assert nccl_tests_run.version_text(code) == text
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from clustersim.files.traces import (
     kineto,
     link_counters,
     nccl_debug,
+    nccl_tests_json,
     nccl_tests_log,
     nsys,
     pftrace,
@@ -122,8 +123,8 @@ _ROWS = (
         "nccl_tests_json",
         "nccl-tests -J",
         "nccl-tests 2.17, `-J`",
-        sniff=nccl_tests_log.sniff_json,
-        read=_each(nccl_tests_log.read_json),
+        sniff=nccl_tests_json.sniff,
+        read=_each(nccl_tests_json.read),
     ),
     Format(
         "flight_recorder",

@@ -1,4 +1,4 @@
-"""nccl-tests' own output: the table it prints, of any version, and its ``-J`` report.
+"""nccl-tests' own output: the table it prints, of any version.
 
 Columns are found by the header's names, never by position: ``redop`` and ``root`` came in 2.11, ``error`` became
 ``#wrong``, ``-I`` puts per-iteration columns between, ``-T`` a time stamp behind (nccl-tests src/util.cu). What
@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-import msgspec
-
 from clustersim.core.errors import TraceError
-from clustersim.core.texts import Table
 from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.nccl_tests_guess import BARE, Cells, columns_of, guessed, no_table, ranks_of
+from clustersim.files.traces.nccl_tests_run import NCCL_SETTING, OF_CPU, PROGRAM, NcclTestsRun, number_of, version_text
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of
 
 _RANK = re.compile(
@@ -30,8 +28,6 @@ _RANK = re.compile(
 """As it is, of NCCL 1's tests, and where a page took the # for a heading."""
 _START = re.compile(r"#?\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)")
 _CONCLUDED = re.compile(r"Collective test concluded:\s*([a-z_]+)_perf")
-_NAMED = re.compile(r"\b([a-z_]+)_(?:perf(?:_mpi)?|test)\b")
-"""Programs, of NCCL 1 ``_test``."""
 _WANTED = (
     r"\s*(?:#|\d+\s+\d+\s+[A-Za-z_]\w*\s+\S|[RN]CCL version|\S+:\d+:\d+ \[|"
     r"\d+\.\d+\s+\d+\.\d+\s+\d+\.\d+\s+(?:\d+|\de[+-]\d+|N/A)\s)"
@@ -41,14 +37,10 @@ _OWN = re.compile(r"(?<!\S)(\S*):\d{1,12}:\d{1,12} \[\d+\] [RN]?CCL (?:INFO|WARN
 """Where a line of the library's own begins, with what a row before it has right in front."""
 _CELL = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?|N/A|nan|inf")
 _VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
-_ENV = re.compile(
-    r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE))=([^\s\"']+)"
-)
 _TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
 UNNAMED = "a collective the log does not name (write the command, such as all_gather_perf, above)"
 UNPLAYED = "hypercube"
 """The one program of nccl-tests whose collective is none that is known: NCCL's sends between neighbours of a cube."""
-OF_CPU = "a time of the CPU (-C), not of the collective"
 _HEADER = ("size", "count", "type")
 
 
@@ -57,22 +49,6 @@ def sniff(head: Head) -> Likeness:
     named = "# nThread" in head.text or "algbw" in head.text
     found = likeness(named=named, shaped=bool(_TABLE.search(head.text)))
     return max(found, Likeness.AMONG) if BARE.search(head.text) else found
-
-
-def sniff_json(head: Head) -> Likeness:
-    """Whether this is nccl-tests' ``-J`` report: its settings, and a list of results by size."""
-    named = {"nccl_version", "args"} <= head.members.keys() or {"config", "results"} <= head.members.keys()
-    return likeness(named=named, shaped=head.holds("config") and head.lists("results", "size", "type"))
-
-
-def version_text(code: int) -> str:
-    """NCCL's version from its number.
-
-    >>> version_text(22809), version_text(2708)
-    ('2.28.9', '2.7.8')
-    """
-    big = 10000 if code >= 10000 else 1000
-    return f"{code // big}.{code % big // 100}.{code % 100}"
 
 
 @dataclass(frozen=True)
@@ -85,52 +61,10 @@ class _Row:
     env: str
 
 
-@dataclass
-class _NcclTestsRun:
-    """What the lines above a table said of it."""
-
-    kind: str | None = None
-    threads: int = 1
-    gpus: int = 1
-    version: str = ""
-    env: dict[str, str] = field(default_factory=dict)
-    own: dict[str, str] = field(default_factory=dict)  # of its command line
-    hosts: dict[str, str] = field(default_factory=dict)
-    groups: dict[str, str] = field(default_factory=dict)
-    started: bool = False  # its threads and GPUs were said
-    milliseconds: bool = False  # of a table without units, as NCCL 1 and the first nccl-tests print it
-
-    @property
-    def launch(self) -> str:
-        """How ranks were started; empty where it does not say."""
-        if not self.gpus:  # of rows without the lines above them
-            return ""
-        return "threads" if self.threads > 1 else "single_process" if self.gpus > 1 else "process_per_gpu"
-
-    @property
-    def settings(self) -> str:
-        """NCCL's variables, NAME=VALUE, each once: those of the command before those that were set above it."""
-        return " ".join(f"{name}={value}" for name, value in (self.env | self.own).items())
-
-    def members(self) -> tuple[int, int]:
-        """Ranks and nodes of the first group (NCCL_TESTS_SPLIT runs several at once); 0 where the log lists none, or
-        not all that there must be."""
-        if len(self.hosts) <= max(map(int, self.hosts), default=0):
-            return 0, 0
-        first = min(self.groups.values(), default="0")
-        group_ranks = [rank for rank, group in self.groups.items() if group == first]
-        return len(group_ranks), len({self.hosts[rank].split("\t")[0] for rank in group_ranks})
-
-    @property
-    def device(self) -> str:
-        """The first rank's GPU; empty where it does not say."""
-        return next(iter(self.hosts.values()), "\t").split("\t")[1].strip()
-
-
 def read(path: Path) -> Samples:
     """The tables of a log. Raises :class:`TraceError` where it has none."""
     sieve = SampleSieve()
-    run = _NcclTestsRun()
+    run = NcclTestsRun()
     columns = list[str]()
     tables = 0
     rows: list[_Row] = []
@@ -163,7 +97,7 @@ def read(path: Path) -> Samples:
                 rows.append(_Row(cells, run.kind, f"{path}:{number}", run.settings))
         elif match := _START.match(line):  # the lines that name its program and library come before this one
             _table(rows, run, sieve, str(path), notes)
-            run = _NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env, run.own, started=True)
+            run = NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env, run.own, started=True)
         elif match := _CONCLUDED.search(line):  # of the table above, where nothing before it named it
             rows = [replace(row, kind=row.kind or kind_of(match[1])) for row in rows]
         else:
@@ -217,12 +151,12 @@ def _whole_row(begun: list[str], line: str, words: list[str], columns: list[str]
     return (head, words) if before and len(head) == before else ([], words)
 
 
-def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, notes: list[str]) -> None:
+def _table(rows: list[_Row], run: NcclTestsRun, sieve: SampleSieve, path: str, notes: list[str]) -> None:
     """Put the rows of one table into the sieve, and forget them. What the log does not say of the collective and the
     ranks follows from the table as a whole."""
     if run.milliseconds and _in_milliseconds([row.cells for row in rows]):
         for cells in (row.cells for row in rows if "time" in row.cells):
-            cells["time"] = [f"{_number(word) * 1e3:g}" for word in cells["time"]]
+            cells["time"] = [f"{number_of(word) * 1e3:g}" for word in cells["time"]]
     unnamed = [row.cells for row in rows if row.kind is None and dtype_of(row.cells["type"][0]) is not None]
     ranks, nodes = run.members()
     guess = guessed(unnamed, ranks) if unnamed else None
@@ -246,7 +180,7 @@ def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, 
 def _in_milliseconds(table: Sequence[Cells]) -> bool:
     """Whether times of a table without units are [ms], as they were: its bandwidths tell, where they are not too small
     to."""
-    first = [{name: _number(words[0]) for name, words in cells.items() if words} for cells in table]
+    first = [{name: number_of(words[0]) for name, words in cells.items() if words} for cells in table]
     ratios = [
         row.get("size", math.nan) / (row["time"] * 1e3) / row["algbw"]
         for row in first
@@ -256,14 +190,14 @@ def _in_milliseconds(table: Sequence[Cells]) -> bool:
     return not ratios or median(ratios) > 30
 
 
-def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
+def _learn(run: NcclTestsRun, line: str, sieve: SampleSieve) -> None:
     if match := _RANK.match(line):
         rank, group, host, device = match.groups()
         run.hosts[rank] = f"{host or ''}\t{device}"
         run.groups[rank] = group or "0"
         return
-    told = {} if re.search(r"NCCL (?:INFO|WARN)", line) else dict(_ENV.findall(line))
-    if match := _NAMED.search(line):
+    told = {} if re.search(r"NCCL (?:INFO|WARN)", line) else dict(NCCL_SETTING.findall(line))
+    if match := PROGRAM.search(line):
         name = match.group(1)
         run.kind = UNPLAYED if name == UNPLAYED else kind_of(name) or run.kind
         run.own = run.own if line.startswith("#") else told  # a command has its own
@@ -276,15 +210,15 @@ def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
 
 
 def _keep(
-    row: _Row, kind: str | None, members: tuple[int, int], run: _NcclTestsRun, sieve: SampleSieve, case: str
+    row: _Row, kind: str | None, members: tuple[int, int], run: NcclTestsRun, sieve: SampleSieve, case: str
 ) -> None:
     cells = row.cells
     alone = all(cells.get(name, [])[:1] == ["N/A"] and len(cells[name]) > 1 for name in ("time", "algbw", "busbw"))
     place = 1 if alone else 0  # measured in place alone
-    busbw = _number(cells.get("busbw", [""])[place:][0])
+    busbw = number_of(cells.get("busbw", [""])[place:][0])
     try:
         size = float(cells["size"][0])
-        seconds = _number(cells["time"][place]) * 1e-6
+        seconds = number_of(cells["time"][place]) * 1e-6
     except (KeyError, ValueError):
         return sieve.skip("a row without size or time")
     dtype = dtype_of(cells["type"][0])
@@ -296,10 +230,10 @@ def _keep(
         return sieve.skip(OF_CPU)
     if dtype is None:
         return sieve.skip(f"an element type that is not known ({cells['type'][0]})")
-    wrong = [_number(word) for word in cells.get("#wrong", [])]
+    wrong = [number_of(word) for word in cells.get("#wrong", [])]
     if any(count > 0 for count in wrong):
         return sieve.skip("a row whose results nccl-tests found wrong")
-    in_place = [_number(time) * 1e-6 for time in cells["time"][1:]]
+    in_place = [number_of(time) * 1e-6 for time in cells["time"][1:]]
     sample = Sample(
         kind=kind,
         nbytes=size,
@@ -356,85 +290,3 @@ def _one_place(named: list[str]) -> list[str] | None:
     """The columns of a row that has one group of times, where the header has two."""
     times = [i for i, name in enumerate(named) if name == "time"]
     return named[: times[1]] if len(times) == 2 else None
-
-
-def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        return float("nan")
-
-
-# ---- the -J report --------------------------------------------------------------------------------------------------
-
-
-def read_json(path: Path) -> Samples:
-    """A ``-J`` report. Raises :class:`TraceError` for one that is cut off."""
-    try:
-        report = msgspec.json.decode(files.whole(path))
-        run = _reported(report)
-        results = report["results"]
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: not a whole nccl-tests -J report: {error}") from None
-    sieve = SampleSieve()
-    for number, cells in enumerate(results if isinstance(results, list) else []):
-        if isinstance(cells, dict):
-            _row_of_report(cells, run, sieve, f"{path} results[{number}]", str(path))
-    return sieve.done(str(path))
-
-
-def _reported(report: Table) -> _NcclTestsRun:
-    """What a report says of its run."""
-    config = report["config"]
-    run = _NcclTestsRun(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
-    run.version = version_text(int(report.get("nccl_version", 0)))
-    run.env = dict(_ENV.findall("\n".join(map(str, report.get("env", [])))))
-    for device in config.get("devices", []):
-        rank = str(int(device.get("rank")))
-        run.hosts[rank] = f"{device.get('hostname')}\t{device.get('device_info', '')}"
-        run.groups[rank] = str(device.get("group", 0))
-    named = [match.group(1) for word in report.get("args", []) if (match := _NAMED.search(str(word)))]
-    run.kind = kind_of(named[0]) if named else None
-    return run
-
-
-def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source: str, case: str) -> None:
-    places = {name: timed for name in ("out_of_place", "in_place") if isinstance(timed := cells.get(name), dict)}
-
-    def seconds(place: str) -> float:
-        """Seconds in place or out of place; NaN where it was not measured."""
-        return _number(str(places.get(place, {}).get("time", "nan"))) * 1e-6
-
-    cells_of = {name: [str(cells.get(name, ""))] for name in ("size", "count", "type", "redop", "root")}
-    timed = places.get("out_of_place") or places.get("in_place") or {}
-    cells_of |= {"algbw": [str(timed.get("alg_bw", ""))], "busbw": [str(timed.get("bus_bw", ""))]}
-    ranks, nodes = run.members()
-    kind = kind_of(str(cells.get("experiment_name", ""))) or run.kind
-    guess = guessed([cells_of], ranks) if kind is None else None
-    kind = guess.kind if guess is not None else kind
-    if _number(str(timed.get("nwrong"))) > 0:
-        return sieve.skip("a row whose results nccl-tests found wrong")
-    dtype = dtype_of(cells_of["type"][0])
-    if "cpu_time" in timed and "time" not in timed:
-        return sieve.skip(OF_CPU)
-    if kind is None or dtype is None:
-        return sieve.skip("a collective or element type the report does not name")
-    out = seconds("out_of_place")
-    within = seconds("in_place")
-    row = Sample(
-        kind=kind,
-        nbytes=_number(cells_of["size"][0]),
-        seconds=out if out == out else within,
-        ranks=ranks,
-        dtype=dtype,
-        redop=cells_of["redop"][0].replace("none", ""),
-        nodes=nodes,
-        seconds_in_place=within,
-        launch=run.launch,
-        version=run.version,
-        env=run.settings,
-        device=run.device,
-        source=source,
-        case=f"{case} {kind}",
-    )
-    return sieve.add(row, _number(str(timed.get("bus_bw", "nan"))) * 1e9)
