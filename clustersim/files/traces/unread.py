@@ -40,11 +40,6 @@ KINDS = (
         ),
         ROCPROF,
     ),
-    UnreadKind(
-        "a file of protobuf packets, as Perfetto's traces are (rocprofv3's .pftrace)",
-        re.compile(rb"\A\n(?=.{0,60}[\x00-\x08\x0e-\x1f])", re.DOTALL),
-        "of ROCm " + ROCPROF + "; of PyTorch " + _KINETO,
-    ),
     UnreadKind("rocprof's JSON", re.compile(rb"\"BeginNs\"\s*:.{0,200}\"dev-id\"", re.DOTALL), "give its results.csv"),
     UnreadKind(
         "a table of rocprof without times",
@@ -132,6 +127,11 @@ KINDS = (
         "a profile of Ascend NPUs",
         re.compile(rb"Ascend Hardware|\"Task Type\": ?\"AI_|\bAI_CORE\b"),
         "only GPUs' and CPUs' traces are read",
+    ),
+    UnreadKind(  # the least special: JAX writes such packets too
+        "a file of protobuf packets, as Perfetto's traces are (rocprofv3's .pftrace)",
+        re.compile(rb"\A\n(?=.{0,60}[\x00-\x08\x0e-\x1f])", re.DOTALL),
+        "of ROCm " + ROCPROF + "; of PyTorch " + _KINETO,
     ),
 )
 
