@@ -323,7 +323,10 @@ def p2p_law(request: Request, group: Group, costs: CommunicationCosts) -> Callab
 
 
 P2P_LL = 2.0**14
-"""Bytes for a peer up to which a send goes by LL (nccl src/enqueue.cc: NCCL_P2P_LL_THRESHOLD)."""
+"""Bytes for a peer inside a node up to which a send goes by LL (nccl src/enqueue.cc: NCCL_P2P_LL_THRESHOLD).
+
+Sends over a network share one pool of buffers, which is Simple's: their connections have none of LL's, whatever the
+size (src/transport/net.cc; NCCL_NET_SHARED_BUFFERS, on unless a user says otherwise)."""
 
 BATCH = 8
 """Peers whose sends a kernel has in flight at once (nccl src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH)."""
@@ -342,11 +345,11 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:
         per_peer = request.nbytes * float(request.matrix.between.max())
-    protocol, waits = ("LL", 1.0) if per_peer <= P2P_LL else ("Simple", 2.0)
+    protocol = "LL" if per_peer <= P2P_LL else "Simple"
     hops = kernel_start(request.kind, group, costs) + loads.steps * inner_hop(loads, protocol, group, costs)
     outer = 0.0
     if group_placement.islands > 1:
-        outer = loads.net_steps * (costs.hop[f"net/{protocol}"] + waits * costs.net_extra[group_placement.net])
+        outer = loads.net_steps * (costs.hop["net/Simple"] + 2.0 * costs.net_extra[group_placement.net])
     if request.protocol == COPY_ENGINE:
         return lambda wire: hops + outer + wire
     limit = _channel_limit(per_peer, group, costs)
