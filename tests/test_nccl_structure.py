@@ -20,6 +20,7 @@ from clustersim.collectives.costs import costs_of
 from clustersim.collectives.fitted import few_numbers
 from clustersim.collectives.nccl_backend import choice
 from clustersim.collectives.nccl_backend import seconds as chosen_seconds
+from clustersim.collectives.started import usual_version
 from clustersim.core.ranges import of_collective
 
 TABLES = Path(__file__).parent / "data" / "measurements"
@@ -160,6 +161,17 @@ def test_small_sends_over_a_network_go_by_simple(nbytes, published):
     """Of all_to_all on two nodes of A100s (Sophia), 4 to 16 KiB a peer; by LL they were 21 to 32 % too fast."""
     on = group("hgx-a100", 2, nccl_version=(2, 14))
     assert seconds("all_to_all", nbytes, on) == pytest.approx(published, rel=0.18)
+
+
+@pytest.mark.parametrize(("nbytes", "published"), [(2.0**18, 20.4e-6), (2.0**19, 20.7e-6), (2.0**20, 27.4e-6)])
+def test_a_log_of_hopper_that_names_no_nccl_keeps_ll_to_a_mebibyte(nbytes, published):
+    """Two published logs of eight H100s do (NVIDIA, AWS), and NCCL of 2.18 and from 2.21 on; of 2.19 and 2.20 the switch
+    begins at 512 KiB, where it was 70 % too slow."""
+    on = fabrics.load("hgx-h100", nodes=1)
+    eight = Group(on, fabrics.mesh(on).gpus, nccl_version=usual_version(on))
+    assert choice(Request("all_reduce", nbytes), eight).protocol == "LL"
+    assert seconds("all_reduce", nbytes, eight) == pytest.approx(published, rel=0.27)
+    assert choice(Request("all_reduce", 2.0**21), eight).algorithm == "nvls"
 
 
 def sendrecv(nodes: int) -> float:

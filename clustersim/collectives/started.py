@@ -18,8 +18,11 @@ USUAL: LaunchMode = "process_per_gpu"
 """Of a machine of which no log is known."""
 
 
-USUAL_VERSION = ((100, (2, 28)), (89, (2, 19)), (0, (2, 14)))
-"""NCCL of the days in which most runs on a GPU were published, from its compute capability on."""
+USUAL_VERSION = ((100, (2, 28)), (89, (2, 22)), (0, (2, 14)))
+"""NCCL of the days in which most runs on a GPU were published, from its compute capability on.
+
+Of Hopper the oldest that a published log names, 2.22 (Snellius); others name 2.23 to 2.30. Two that name none (NVIDIA's
+and AWS's eight H100s) keep LL up to 1 MiB, which 2.19 and 2.20 do not: their rings of LL count for half as much."""
 
 
 def usual_version(machine: Topology) -> tuple[int, int]:
