@@ -165,8 +165,8 @@ def test_small_sends_over_a_network_go_by_simple(nbytes, published):
 
 @pytest.mark.parametrize(("nbytes", "published"), [(2.0**18, 20.4e-6), (2.0**19, 20.7e-6), (2.0**20, 27.4e-6)])
 def test_a_log_of_hopper_that_names_no_nccl_keeps_ll_to_a_mebibyte(nbytes, published):
-    """Two published logs of eight H100s do (NVIDIA, AWS), and NCCL of 2.18 and from 2.21 on; of 2.19 and 2.20 the switch
-    begins at 512 KiB, where it was 70 % too slow."""
+    """Two published logs of eight H100s do (NVIDIA, AWS), and NCCL of 2.18 and from 2.21 on; by 2.19 and 2.20 the
+    switch begins at 512 KiB, where it was 70 % too slow."""
     on = fabrics.load("hgx-h100", nodes=1)
     eight = Group(on, fabrics.mesh(on).gpus, nccl_version=usual_version(on))
     assert choice(Request("all_reduce", nbytes), eight).protocol == "LL"
