@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import statistics
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,10 @@ from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ProgramError
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Recv, Send, Serve, seconds
+from clustersim.core.units import format_time
 from clustersim.engine import simulate
 from clustersim.explain.metrics import summary
+from clustersim.explain.stalls import causes
 from clustersim.training.strategies.parameter_server import ParameterServerConfig, build, holding, place
 from clustersim.training.strategies.ps_report import report, staleness
 from clustersim.training.strategies.server_layout import shares
@@ -433,3 +436,44 @@ def test_resnet50_with_parameter_servers_on_k80_and_p100_is_within_20_percent():
                 errors.append(abs(step_time(run, costs_of(run)) / run.measured - 1))
     assert len(errors) == 5
     assert statistics.median(errors) <= 0.20
+
+
+@cache
+def one_slow_worker():
+    from clustersim import scenario
+
+    slow = [{"ranks": [3], "speed": 0.25}]
+    changes = {"cluster.nodes": 1, "run.steps": 12, "run.jitter": 0.0, "cluster.slow": slow}
+    return scenario.load("ps_async_32x8_v100", changes).run()
+
+
+def test_a_run_at_own_paces_says_whose_step_it_tells():
+    run = one_slow_worker()
+    step, mean = run.summary["step_time_s"], run.summary["mean_step_s"]
+    assert step > 2 * mean
+    assert f"{format_time(step)} a step of the slowest worker, {format_time(mean)} in the mean over workers" in (
+        run.in_words
+    )
+    assert any("is the slowest worker's" in note for note in run.notes)
+
+
+def test_workers_that_are_done_wait_for_nobody():
+    # Their steps are over while the slow one still has some: that is the end of a simulation, and no wait.
+    run = one_slow_worker()
+    assert "everybody waits" not in run.in_words
+    assert "wait for nobody" in run.in_words
+    assert run.summary["waiting_for_peer_s"] < 0.1 * run.summary["mean_step_s"]
+    charged = causes(run.timeline)
+    share = {charge.cause: charged.share(charge) for charge in charged.charges}
+    assert share["own pace"] > 0.5
+    assert share.get("slow rank", 0.0) < 0.02
+
+
+def test_times_of_workers_at_own_paces_are_of_their_own_steps():
+    # A worker at a quarter of the speed computes four times as long in each of its steps.
+    run = one_slow_worker()
+    compute = run.summary["per_rank"]["compute_s"]
+    assert compute[3] == pytest.approx(4 * compute[0], rel=0.02)
+    assert compute.mean() == pytest.approx(run.summary["compute_s"])
+    parts = (run.summary[name] for name in ("compute_s", "exposed_communication_s", "idle_s"))
+    assert sum(parts) == pytest.approx(run.summary["mean_step_s"], rel=0.01)

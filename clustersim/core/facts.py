@@ -77,8 +77,9 @@ class MeshMap(msgspec.Struct, frozen=True):
 class RunFacts(msgspec.Struct, frozen=True):
     """What is said of a run beside its Timeline; None, 0 or empty for what nobody knows.
 
-    Figures have the names of ``clustersim run --json``: ``peak_flops`` [FLOP/s] of one GPU, rates a second, and bytes
-    of one GPU; ``figures`` has all of :data:`clustersim.core.figures.FIGURES` by key. ``stage_memory`` and ``mesh`` are
+    Figures have the names of ``clustersim run --json``: ``peak_flops`` [FLOP/s] of one GPU, rates a second, bytes of
+    one GPU, and ``mean_step_s`` [s], the mean step of workers at paces of their own; ``figures`` has all of
+    :data:`clustersim.core.figures.FIGURES` by key. ``stage_memory`` and ``mesh`` are
     of a split model; ``inputs`` is every field of the scenario.
     """
 
@@ -90,6 +91,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     peak_flops: float | None = None
     mfu: float | None = None
     hfu: float | None = None
+    mean_step_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     bytes_sent_per_gpu: float | None = None

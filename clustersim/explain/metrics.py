@@ -17,7 +17,7 @@ from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import PHASES
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike, step_ends
 from clustersim.explain.occupancy import holds_kernels, is_kernel, occupancy, seconds_of_ops
-from clustersim.explain.pieces import staged
+from clustersim.explain.pieces import at_own_paces, staged
 from clustersim.explain.volume import MemberBytes
 
 
@@ -46,6 +46,8 @@ def summary(
     * ``step_time_s``: from the end of the last warm-up step to the end of the run, over ``steady_steps`` (numbers
       from 0). A step ends when its last rank does: where ranks have paces of their own this is the slowest one's, and
       ``samples_per_s`` is more than a step's samples over it. ``first_step_s`` is the first.
+    * ``mean_step_s``: where ranks have paces of their own, the step of a rank in the mean over them; all times but
+      ``step_time_s`` and ``first_step_s`` are of it where nobody waits for the slowest; None where all step together.
     * ``samples_per_s`` (all ranks), ``tokens_per_s_per_gpu`` (None without tokens), ``model_flops_per_s_per_gpu``.
     * ``mfu``: model FLOPs (:meth:`Model.flops_per_sample`, no recomputation) over peak; ``hfu``: executed FLOPs over
       peak, recomputation included (PaLM, arXiv:2204.02311, appendix B).
@@ -66,7 +68,13 @@ def summary(
     window = steady_window(timeline)
     world, n = timeline.world_size if workers is None else workers, len(window.steps)
     per_rank, phases = _of_ranks(timeline, window, world)
-    a_step = window.step_time if together else float(1.0 / own_paces(timeline, window.steps)[:world].mean())
+    a_step = a_mean_step = window.step_time
+    if not together:
+        pace = own_paces(timeline, window.steps)[:world]
+        a_step = float(1.0 / pace.mean())
+        a_mean_step = float((1.0 / pace).mean())
+        if at_own_paces(timeline):
+            per_rank, phases = _of_own_steps(timeline, window, pace)
     nbytes_of = MemberBytes(world)
     busiest = hottest_links(timeline.links, window.begin, window.end, 10)
     executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (n * a_step)
@@ -74,11 +82,12 @@ def summary(
     return {
         "step_time_s": window.step_time,
         "first_step_s": window.first,
+        "mean_step_s": None if together else a_mean_step,
         "steady_steps": window.steps.tolist(),
         **_rates(model, samples_per_step / a_step, world, executed, peak_flops),
         "peak_flops": peak_flops,
         "peak": peak_text,
-        **_means(per_rank, phases, window.step_time),
+        **_means(per_rank, phases, a_mean_step if at_own_paces(timeline) else window.step_time),
         "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: nbytes_of(op)[0]) / n,
         "hottest_links": [(name, utilisation, nbytes / n) for name, utilisation, nbytes in busiest],
         "per_rank": per_rank,
@@ -272,12 +281,39 @@ def _of_ranks(timeline: Timeline, window: SteadyWindow, world: int) -> tuple[Col
     busy["waiting_for_peer_s"] = busy["exposed_communication_s"] - moving
     busy["compute_s"] = busy["compute_s"] - loads
     per_rank = {name: (column / steps)[class_of] for name, column in busy.items()}
+    phases = {name: value / (world * steps) for name, value in _by_phase(timeline, seconds).items()}
+    return {"rank": np.arange(world), **per_rank}, phases
+
+
+def _of_own_steps(timeline: Timeline, window: SteadyWindow, pace: Floats) -> tuple[Columns, dict[str, float]]:
+    """As :func:`_of_ranks`, of steps that each rank does in its own time: until it has done its last, not until others
+    have done theirs. ``pace`` : (world,) float [steps/s]."""
+    world = len(pace)
+    ended = step_ends(timeline)[:, :world]
+    last = ended[window.steps[-1]]
+    begin = float(np.min(last - len(window.steps) / pace))
+    steps = pace * (last - begin)
+    busy = occupancy(timeline, np.arange(world), begin, window.end)
+    host = busy.pop("host_s")
+    loads = busy.pop("loads_s")
+    moving = busy["exposed_transfer_s"]
+    busy["exposed_communication_s"] = np.maximum(last - begin - busy["compute_s"] - host, moving)
+    busy["waiting_for_peer_s"] = busy["exposed_communication_s"] - moving
+    busy["compute_s"] = busy["compute_s"] - loads
+    per_rank = {name: column / steps for name, column in busy.items()}
+    seconds = seconds_of_ops(timeline, world, begin, window.end)
+    phases = _by_phase(timeline, seconds)
+    share = float(per_rank["compute_s"].mean()) / (sum(phases.values()) or 1.0)
+    return {"rank": np.arange(world), **per_rank}, {name: share * value for name, value in phases.items()}
+
+
+def _by_phase(timeline: Timeline, seconds: Floats) -> dict[str, float]:
+    """What kernels take of each phase, of ``seconds`` of ops."""
     kernels = is_kernel(timeline) & ~holds_kernels(timeline)
     number = {phase: i for i, phase in enumerate(PHASES)}
     phase = of_each(timeline.ops, lambda op: number.get(op.phase, number["other"]), np.int64)
-    total = np.bincount(phase, weights=seconds * kernels, minlength=len(PHASES)) / (world * steps)
-    phases = {name: float(total[i]) for name, i in number.items() if total[i] > 0}
-    return {"rank": np.arange(world), **per_rank}, phases
+    total = np.bincount(phase, weights=seconds * kernels, minlength=len(PHASES))
+    return {name: float(total[i]) for name, i in number.items() if total[i] > 0}
 
 
 def hottest_links(use: LinkUse | None, begin: float, end: float, n: int) -> list[tuple[str, float, float]]:

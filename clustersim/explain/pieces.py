@@ -9,8 +9,8 @@ A rank's streams may all be busy at once, so a rule says which of them an instan
 5. the host: copies to and from it, its own work, loading input;
 6. work that is ready and queues for a server;
 7. nothing. In a simulated run a rank without any open op has done its whole list while others have not (a stall, or
-   between stages a bubble); on a real machine its queue is empty because the host has
-   not launched anything.
+   between stages, and of workers that wait for nobody, a bubble); on a real machine its queue is
+   empty because the host has not launched anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import COMPUTE_STREAM, HOST_CALL
-from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.core.timeline import OpInfo, Timeline, step_ends
 from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
 from clustersim.explain.occupancy import on_host, stays_on_device
 from clustersim.explain.pace import RankClasses, classes
@@ -146,7 +146,8 @@ class TimePartition:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self._n_streams, self._stream, self._running, self._waiting, self._kernel, self._peer = _of_ops(timeline)
-        idle = PieceState.BUBBLE if staged(timeline) else PieceState.STALL
+        structural = staged(timeline) or at_own_paces(timeline)
+        idle = PieceState.BUBBLE if structural else PieceState.STALL
         self._nothing = idle if timeline.source == "simulated" else PieceState.HOST
 
     def of(self, chosen: RankClasses, spans: Columns, t0: float, t1: float) -> Pieces:
@@ -312,6 +313,16 @@ def staged(timeline: Timeline) -> bool:
     stages = {op.stage for op in kinds(timeline.ops)} - {-1}
     roles = {op.role for op in kinds(timeline.ops)}
     return len(stages or roles) > 1 and not any("server" in role for role in roles)
+
+
+@kept_with_first(maxsize=None)
+def at_own_paces(timeline: Timeline) -> bool:
+    """Whether a worker of a simulated run ended its last step before another came to its own last one: nobody waits for
+    anybody there, as with an asynchronous parameter server."""
+    if timeline.source != "simulated" or not servers(timeline).size:
+        return False
+    ended = step_ends(timeline)[:, workers(timeline)]
+    return len(ended) > 1 and bool(ended[-1].min() < ended[-2].max())
 
 
 def workers(timeline: Timeline) -> Ints:

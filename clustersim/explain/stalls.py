@@ -11,6 +11,7 @@ An instant of a rank that is not useful compute is charged to
   from step to step. To ``slow rank`` is charged, too, what is exposed of a transfer because it began late for that
   rank's sake (:mod:`clustersim.explain.late_peers`). ``uneven experts``: as both, where the rank computes longer in
   passes of experts, which get more tokens than others.
+* ``own pace``: its steps are done, and it waits for nobody, while a slower worker still has some.
 * ``parameter server``: it waits for a server, or for its link. ``schedule``: it waits for a peer by the schedule's own
   structure (a pipeline's bubble), or its list is over. ``late launch``: it waits for a peer whose device is idle too.
 * ``host copies``, ``host``: copies to and from the host, its optimizer, its input; ``idle device``: nothing is queued.

@@ -34,6 +34,7 @@ def outcome_notes(result: Result) -> Iterator[str]:
     if file.published is not None:
         yield from beside_published(result, trust(result.prepared))
     if not together:
+        yield from _own_steps(result)
         yield from _unsettled(result)
     yield from _timed_changes(result)
     yield from _host_copies(result)
@@ -95,6 +96,18 @@ def _overlap(change: Change, begin: float, end: float) -> float:
         return periods * min(lasts, change.every or 0.0) + min(rest, lasts)
 
     return float(until(end) - until(begin))
+
+
+def _own_steps(result: Result) -> Iterator[str]:
+    """Whose step the step's time is, where workers differ so much that other figures do not follow from it."""
+    step = result.summary["step_time_s"]
+    mean = result.summary["mean_step_s"]
+    if step > (1.0 + SETTLED) * mean:
+        yield (
+            f"asynchronous: the step time, {format_time(step)}, is the slowest worker's, and a step takes "
+            f"{format_time(mean)} in the mean over workers; samples per second, MFU and HFU are of all workers, each "
+            "at its own pace, and not those of the step time"
+        )
 
 
 def _unsettled(result: Result) -> Iterator[str]:
