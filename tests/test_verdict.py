@@ -46,6 +46,13 @@ def test_dispatch_and_combine_forward_and_backward_are_one_kind():
     assert all(charge.subject.startswith("all_to_all") for charge in kind.charges)
 
 
+def test_a_cause_of_four_sorts_of_one_collective_is_told_once():
+    texts = explain(experts_run().timeline, bounded=False).causes
+    limited = [text for text in texts if text.startswith("Communication kernels") and "all_to_all" in text]
+    assert len(limited) == 1
+    assert f"all cost {of_kind('kernels').share:.1%} of a step" in limited[0]
+
+
 def test_a_verdict_adds_up_links_that_one_remedy_widens():
     kind = of_kind("link")
     assert {charge.cause for charge in kind.charges} == {"link", "shared link"}

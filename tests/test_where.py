@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.dimensions import DIMENSIONS, dimension
 from clustersim.explain.explain import explain
 from clustersim.explain.metrics import steady_window
-from clustersim.explain.step_words import ideal_bubble, losses
+from clustersim.explain.step_words import bubble_sentence, ideal_bubble, losses
 from clustersim.explain.where import BUBBLES, WORDS, StageSeconds, where
 from clustersim.scenario import load
 from clustersim.training.schedules import schedule
@@ -145,21 +147,32 @@ def told(timeline: Timeline) -> list[str]:
 def test_the_bubble_stands_beside_its_formula():
     (why,) = told(simulated([1.0] * 4, [2.0] * 4, 12))
     assert why == (
-        "the schedule has to fill and drain the pipeline: fill 4.5 s, drain 4.5 s, 25.0% of a stage's forwards "
-        "and backwards, and (p-1)/m = 3/12 is 25.0%"
+        "the schedule has to fill and drain the pipeline: fill 4.5 s, drain 4.5 s in the mean over stages, 25.0% of a "
+        "stage's forwards and backwards alone, and (p-1)/m = 3/12 is 25.0%"
     )
+
+
+def test_the_parts_of_a_bubble_stand_beside_the_whole_of_it():
+    run = simulated([1.0] * 4, [2.0] * 3 + [4.0], 12)
+    rows = where(run)
+    whole = sum(rows[0].bubble.values()) / rows[0].step
+    text = bubble_sentence(run, rows)
+    assert text.startswith(f"Bubble, {whole:.1%} of a step in the mean over stages: ")
+    parts = [float(part) for part in re.findall(r"([0-9.]+)% because", text)]
+    assert len(parts) > 1
+    assert sum(parts) == pytest.approx(100 * whole, abs=0.5)
 
 
 def test_messages_between_stages_are_no_part_of_what_the_formula_divides_by():
     (why, *_) = told(simulated([1.0] * 4, [2.0] * 4, 12, transfer=0.25))
-    assert why.endswith("25.0% of a stage's forwards and backwards, and (p-1)/m = 3/12 is 25.0%")
+    assert why.endswith("25.0% of a stage's forwards and backwards alone, and (p-1)/m = 3/12 is 25.0%")
 
 
 def test_chunks_divide_the_formula():
     row = schedule("interleaved_1f1b")
     run = play(row.order(4, 2, 8), row.placement, mode="overlapped", cost=ToyCost(i=1.0, w=1.0))
     assert ideal_bubble(run) == (4, 2, 8)
-    assert told(run)[0].endswith("18.8% of a stage's forwards and backwards, and (p-1)/vm = 3/(2 x 8) is 18.8%")
+    assert told(run)[0].endswith("18.8% of a stage's forwards and backwards alone, and (p-1)/vm = 3/(2 x 8) is 18.8%")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,7 @@ def test_a_schedule_that_splits_backward_stands_beside_its_papers_formula(name, 
     (why, *_) = told(run)
     share = formula.rpartition(" ")[2]
     assert why.endswith(
-        f"{share} of a stage's forwards and backwards, where its formula has {formula}, if F, I and W take alike"
+        f"{share} of a stage's forwards and backwards alone, where its formula has {formula}, if F, I and W take alike"
     )
 
 
@@ -205,7 +218,7 @@ def test_a_head_is_told_in_layers_and_a_stage_of_more_layers_by_their_number():
 def test_the_verdict_and_the_first_cause_name_the_stage_that_holds_all():
     found = explain(load("1f1b_gpt2_xl_1x8_a100").run().timeline)
     assert "because the other stages wait for stage 7, whose head costs 5.2 layers" in found.verdict
-    assert found.causes[0].startswith("Bubble, of a step: ")
+    assert found.causes[0].startswith("Bubble, ")
     assert "(p-1)/m = 7/24 is 29.2%" in found.causes[0]
     assert "bubble " in found.shares
     assert "(fill " in found.shares

@@ -15,7 +15,8 @@ from clustersim.core.units import format_time
 from clustersim.explain.advice import in_own_words, needed_with, room_words, roomy, state_with
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
-from clustersim.explain.cause_kinds import FACTOR
+from clustersim.explain.cause_kinds import FACTOR, cause_kinds, subjects
+from clustersim.explain.cause_table import sentence
 from clustersim.explain.critical_path import CriticalPath, critical_path
 from clustersim.explain.knobs import KNOBS
 from clustersim.explain.metrics import a_step, step_word
@@ -82,7 +83,7 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
     return Explanation(
         verdict=verdict(facts, all_causes, savings_of(bounds)),
         shares=_shares(timeline, shares, all_causes.where),
-        causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
+        causes=_sentences(all_causes, top),
         path=_path(path, shares.step_time_s, a_step(timeline)),
         bounds=bounds["text"].tolist(),
         warnings=warnings(timeline, facts),
@@ -95,6 +96,20 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
         mixture=mixture(timeline, facts, all_causes.cut, falls[0]),
         charged=all_causes,
     )
+
+
+def _sentences(causes: Causes, top: int) -> list[str]:
+    """The costliest causes, each in a sentence: transfers of one kind over one dimension that the same kernels limit,
+    such as dispatch and combine, forward and backward, are told once, with what they cost together."""
+    sentences: list[tuple[float, str]] = []
+    for kind in cause_kinds(causes):
+        if kind.first.cause == "kernels" and len(kind.charges) > 1:
+            together = f"Of {subjects(causes, kind)}, this is the costliest; all cost {kind.share:.1%} of a step."
+            sentences.append((kind.share, f"{sentence(causes, kind.first)} {together}"))
+        else:
+            sentences += [(causes.share(charge), sentence(causes, charge)) for charge in kind.charges]
+    sentences.sort(key=lambda pair: -pair[0])
+    return [text for i, (share, text) in enumerate(sentences[:top]) if i == 0 or share >= NOTHING]
 
 
 def savings_of(bounds: Columns) -> dict[str, float]:

@@ -81,7 +81,8 @@ def bubble_sentence(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
     bubbles = sorted(_bubbles(timeline, rows), key=lambda loss: -loss.share)
     bubbles = [loss for loss in bubbles if loss.key != "host"]  # a cause of its own says more of it
     texts = [f"{loss.share:.1%} because {loss.why}" for loss in bubbles if loss.share >= LITTLE]
-    return f"Bubble, of a step: {'; '.join(texts)}." if texts else ""
+    whole = sum(loss.share for loss in bubbles)
+    return f"Bubble, {whole:.1%} of a step in the mean over stages: {'; '.join(texts)}." if texts else ""
 
 
 def shares(row: StageSeconds, compute: dict[str, float], host: float) -> str:
@@ -214,8 +215,8 @@ def _of_schedule(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
         for name in ("fill", "drain", "gaps")
         if row.bubble.get(name, 0.0) >= LITTLE * seconds
     )
-    share = f"{seconds / busy:.1%} of a stage's forwards and backwards"
-    sentence = f"the schedule has to fill and drain the pipeline: {parts}, {share}"
+    share = f"{seconds / busy:.1%} of a stage's forwards and backwards alone"
+    sentence = f"the schedule has to fill and drain the pipeline: {parts} in the mean over stages, {share}"
     formula = ideal_bubble(timeline)
     if formula is None:
         return sentence + _of_split_backward(timeline)
