@@ -206,3 +206,12 @@ def test_a_busy_links_bytes_are_a_steps_whatever_steps_were_played():
         name, utilisation, nbytes = result.summary["hottest_links"][0]
         bandwidth = use.link_bandwidth[use.link_names.index(name)]
         assert nbytes == pytest.approx(utilisation * bandwidth * result.summary["step_time_s"])
+
+
+def test_an_mfu_that_counts_what_a_causal_mask_skips_says_so():
+    # GPT-2 on an A100: attention is 12 L h s^2 of a sample's FLOPs in PaLM's count, half of it behind the mask.
+    run = load("single_gpt2_1x1_a100", {"model.seq_len": 1024}).run()
+    masked = 0.5 * 12 * 12 * 768 * 1024**2 / run.prepared.model.flops_per_sample()
+    (note,) = [note for note in run.notes if note.startswith("MFU counts attention's square whole")]
+    assert note.endswith(f"MFU is {run.summary['mfu'] * (1 - masked):.1%}")
+    assert not any("causal" in note for note in load("ddp_resnet50_1x8_v100", {"run.steps": 3}).run().notes)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SETTLED = 0.03
 """How much the pace of the later half of the steps may differ from the earlier half's in a steady state."""
+MASKED = 0.03
+"""Share of an MFU's FLOPs from which it is told that a causal mask skips them."""
 LEAST = 8
 """Steps from which a pace is told at all where every worker has its own."""
 
@@ -43,11 +45,27 @@ def outcome_notes(result: Result) -> Iterator[str]:
             "parameter_server: workers that end together send together, and those that end apart fill the servers' "
             "pauses: a faster link or GPU can make a step some percent longer"
         )
+    yield from _masked_counted(result)
     kernels = [kernel for layer in result.prepared.model.layers for kernel in layer.kernels if kernel.kind == "conv"]
     if any(is_winograd(result.prepared.device, file.model.dtype, kernel) for kernel in kernels):
         yield (
             "MFU and HFU count direct convolutions; cuDNN runs those of 3x3 and stride 1 in fp32 as Winograd, which "
             "executes up to four times fewer products, so that both may be above 100 %"
+        )
+
+
+def _masked_counted(result: Result) -> Iterator[str]:
+    """That MFU counts products that a causal mask skips and HFU does not, where they differ visibly by it."""
+    mfu = result.summary["mfu"]
+    hfu = result.summary["hfu"]
+    model = result.prepared.model
+    causal = sum(k.model_flops for layer in model.layers for k in layer.kernels if k.causal)
+    masked = 0.5 * causal / (model.flops_per_sample() or 1.0)
+    if mfu and hfu and (masked >= MASKED or (masked and mfu > hfu)):
+        yield (
+            f"MFU counts attention's square whole, as PaLM does (6 N + 12 L H Q T a token), and HFU what kernels "
+            f"execute: a causal mask skips half of the square. Counted without that half, as Megatron-LM counts, MFU "
+            f"is {mfu * (1.0 - masked):.1%}"
         )
 
 
