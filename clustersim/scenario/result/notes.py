@@ -13,6 +13,7 @@ from clustersim.explain.metrics import steady_window
 from clustersim.explain.volume import host_copies
 from clustersim.model.seconds.conv import is_winograd
 from clustersim.scenario.result.beside_published import beside_published
+from clustersim.scenario.result.making_fit import making_fit
 from clustersim.scenario.result.trust import trust
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def outcome_notes(result: Result) -> Iterator[str]:
     if not together:
         yield from _own_steps(result)
         yield from _unsettled(result)
+    yield from making_fit(result)
     yield from _timed_changes(result)
     yield from _host_copies(result)
     if strategy == "parameter_server" and together:

@@ -1,0 +1,85 @@
+"""What of a recipe would make a step fit that does not: bounds from the parts of its memory, without another run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clustersim.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from clustersim.scenario.result import Result
+
+OF_SAMPLES = ("activations", "logits")
+"""Parts that grow with the samples of a micro-batch."""
+OF_OPTIMIZER = ("master_weights", "optimizer_states")
+"""Parts that a sharded optimizer (ZeRO-1, Megatron's distributed optimizer) cuts over data-parallel ranks."""
+OF_STATES = ("parameters", "gradients", *OF_OPTIMIZER)
+"""Parts that FSDP cuts over data-parallel ranks, and a further split over the stages or ranks of it."""
+
+
+@dataclass(frozen=True)
+class Relief:
+    """A change of the recipe, in words of its fields, and the bytes of the fullest GPU that it frees ``at_most``."""
+
+    what: str
+    at_most: float
+
+
+def making_fit(result: Result) -> Iterator[str]:
+    """What would make room, the most first, and whether one of them cannot be enough; nothing of a step that may fit.
+
+    Changes are bounded one by one: the same bytes may be freed by two of them.
+    """
+    missing = -result.verdict.spare
+    if missing <= 0:
+        return
+    reliefs = sorted(_reliefs(result), key=lambda relief: -relief.at_most)
+    if not reliefs:
+        return
+    told = ", ".join(f"{relief.what} frees up to {format_bytes(relief.at_most)}" for relief in reliefs)
+    enough = "" if reliefs[0].at_most >= missing else "; none of them is enough alone"
+    yield f"to make room for {format_bytes(missing)}: {told}{enough} (`clustersim memory --set` says what each leaves)"
+
+
+def _reliefs(result: Result) -> Iterator[Relief]:
+    """Every change that applies to this recipe."""
+    held = result.memory.at_peak()
+    file = result.scenario.file
+    config = result.scenario.config
+    samples = config.micro_batch_size
+    if samples > 1:
+        fewer = samples // 2
+        freed = _sum(held, OF_SAMPLES) * (1.0 - fewer / samples)
+        yield Relief(f"strategy.micro_batch_size = {fewer}", freed)
+    recomputes = file.model.activation_checkpointing != "none"
+    if file.parallel is not None:
+        recomputes = recomputes or file.parallel.recompute_granularity is not None
+    if not recomputes:
+        yield Relief("model.activation_checkpointing = 'full'", held.get("activations", 0.0))
+    yield from _of_split(result, held)
+
+
+def _of_split(result: Result, held: Mapping[str, float]) -> Iterator[Relief]:
+    """What sharding over data-parallel ranks, sequence parallelism and a further split free."""
+    parallel = result.scenario.file.parallel
+    kind = result.scenario.strategy.name
+    ranks = result.prepared.mesh.size("dp")
+    if parallel is not None and parallel.tp > 1 and not parallel.sequence_parallel:
+        freed = held.get("activations", 0.0) * (1.0 - 1.0 / parallel.tp)
+        yield Relief("parallel.sequence_parallel = true", freed)
+    if kind == "ddp" and ranks > 1:
+        if parallel is None:
+            yield Relief(f"strategy.kind = 'fsdp' over {ranks} ranks", _sum(held, OF_STATES) * (1.0 - 1.0 / ranks))
+        elif not parallel.use_distributed_optimizer:
+            freed = _sum(held, OF_OPTIMIZER) * (1.0 - 1.0 / ranks)
+            yield Relief(f"parallel.use_distributed_optimizer = true over {ranks} ranks", freed)
+    if parallel is not None:
+        gpus = "" if ranks % 2 == 0 else " on twice the GPUs"
+        yield Relief(f"parallel.pp = {2 * parallel.pp}{gpus}", 0.5 * _sum(held, OF_STATES))
+
+
+def _sum(held: Mapping[str, float], parts: tuple[str, ...]) -> float:
+    """Bytes of some parts together."""
+    return sum(held.get(part, 0.0) for part in parts)
