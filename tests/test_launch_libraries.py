@@ -229,6 +229,23 @@ def test_a_model_in_the_words_of_a_fork_is_not_taken_for_a_plain_one(words):
     assert given.tables["model"]["name"] == "deepseek-v2-lite"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--num-experts 8 --moe-latent-size 128",
+        "--experimental-attention-variant gated_delta_net",
+        "--linear-attention-freq 4",
+        "--attention-output-gate",
+        "--heterogeneous-layers-config-path blocks.json",
+        "--retro-add-retriever",
+        "--num-experts 8 --first-k-dense-replace 1",
+    ],
+)
+def test_blocks_that_no_option_describes_are_asked_for_and_not_left_out(words):
+    with pytest.raises(ScenarioError, match=r"which sizes do not tell; describe it in a config\.json"):
+        script(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {words}")
+
+
 def test_megatron_deepspeed_computes_again_what_granularity_says():
     config = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}'
     words = f"deepspeed --num_nodes 1 --num_gpus 8 pretrain_gpt.py --deepspeed_config ds.json {SIZES}"

@@ -10,6 +10,7 @@ import pytest
 
 from clustersim.core.errors import ModelError
 from clustersim.model import from_hf
+from clustersim.model.hf import shape_from_hf
 
 DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3",
@@ -133,6 +134,50 @@ def test_a_gated_activation_stays_gated_whatever_its_kind() -> None:
     llama = {name: value for name, value in QWEN3_MOE.items() if "expert" not in name and "moe" not in name}
     sizes = {act: from_hf(llama | {"model_type": "llama", "hidden_act": act}).parameters for act in ("silu", "gelu")}
     assert sizes["silu"] == sizes["gelu"]
+
+
+def test_a_period_is_a_number_or_the_letters_of_published_files() -> None:
+    exaone: dict[str, Any] = {"model_type": "exaone4", "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000}
+    exaone |= {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 64}
+    numbered, lettered = (shape_from_hf(exaone | {"sliding_window_pattern": said})[0] for said in (3, "LLG"))
+    assert lettered == numbered
+    assert lettered.mixers == ("sliding", "sliding", "full")
+    with pytest.raises(ModelError, match="'sliding_window_pattern' = 'LGX' must be a whole number"):
+        from_hf(exaone | {"sliding_window_pattern": "LGX"})
+
+
+HUNYUAN: dict[str, Any] = {
+    "model_type": "hunyuan_v1_moe",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_experts": 8,
+    "moe_topk": 2,
+    "vocab_size": 1000,
+}
+
+
+def test_a_number_for_each_block_is_one_number_where_all_are_alike() -> None:
+    listed = {"moe_topk": [2] * 3, "moe_intermediate_size": [512] * 3, "num_shared_expert": [1] * 3}
+    assert from_hf(HUNYUAN | listed).parameters == from_hf(HUNYUAN).parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("moe_topk", [2, 2, 4]),
+        ("moe_topk", [2] * 4),
+        ("moe_intermediate_size", [256] * 3),
+        ("num_shared_expert", [2] * 3),
+        ("use_cla", True),
+    ],
+)
+def test_what_is_described_of_no_block_is_refused(name: str, value: list[int] | bool) -> None:
+    with pytest.raises(ModelError, match=f"'{name}' = "):
+        from_hf(HUNYUAN | {name: value})
 
 
 CASE = Path(__file__).parent.parent.parent / "shared" / "cases" / "deepseek_no_expert_count" / "config.json"

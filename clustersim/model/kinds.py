@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ WORDS = {
 """Words of ``layer_types``, which transformers has for all families."""
 MLP_WORDS = {"dense": "dense", "sparse": "experts"}
 """Words of ``mlp_layer_types``."""
+LETTERS = re.compile("L+G")
+"""A period as EXAONE 4's published files write it: local blocks, and a global one (``LLLG``)."""
 
 
 def blocks_of(c: Config, kinds: Kinds, values: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +95,11 @@ def _word(c: Config, kinds: Kinds, word: object) -> str:
 def _periodic(c: Config, kinds: Kinds, layers: int) -> list[str]:
     period = kinds.period
     if kinds.every:
-        period = c.number(kinds.every, kinds.period, "blocks from one that attends to everything to the next")
+        letters = c.value(kinds.every)
+        if isinstance(letters, str) and LETTERS.fullmatch(letters):
+            period = len(letters)
+        else:
+            period = c.number(kinds.every, kinds.period, "blocks from one that attends to everything to the next")
         c.defaults.pop(kinds.every, None)
     if not period:
         return [kinds.rest] * layers

@@ -229,9 +229,10 @@ def _stablelm(c: Config, values: Values) -> None:
 
 def _hunyuan_moe(c: Config, values: Values) -> None:
     """Hunyuan has one shared expert, as wide as a routed one; widths may differ from block to block."""
-    for key in ("num_experts", "moe_topk", "moe_intermediate_size"):
-        if isinstance(c.data.get(key), list):
-            raise ModelError(f"{c.where}: '{key}' is a list of {len(c.data[key])}; only one number is described")
+    said = {"moe_intermediate_size": (values["experts.width"], "intermediate_size"), "num_shared_expert": (1, "one")}
+    for key, (described, words) in said.items():
+        if c.has(key) and c.number(key, described, "of a block's experts") != described:
+            raise ModelError(f"{c.where}: '{key}' = {c.data[key]!r}; only {words}, {described}, is described")
     values["experts.shared"] = values["experts.width"]
 
 
