@@ -246,6 +246,21 @@ def test_blocks_that_no_option_describes_are_asked_for_and_not_left_out(words):
         script(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {words}")
 
 
+def test_products_that_deepspeed_splits_beside_the_trainer_are_refused():
+    config = '{"train_batch_size": 64, "bf16": {"enabled": true}, "tensor_parallel": {"autotp_size": DEGREE}}'
+    command = "deepspeed --num_nodes 1 --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path Qwen/Qwen3-8B"
+
+    def made(degree):
+        words = f"{command} --per_device_train_batch_size 1 --max_length 1024"
+        files = [document(words, "run.sh"), document(config.replace("DEGREE", degree), "ds.json")]
+        return exchange.read(files, {"topology": "hgx-h100"})
+
+    assert made("1").tables["strategy"]["gradient_accumulation_steps"] == 8
+    for degree in ("2", "16"):
+        with pytest.raises(ScenarioError, match=f"tensor_parallel.autotp_size {degree} splits products by DeepSpeed"):
+            made(degree)
+
+
 def test_megatron_deepspeed_computes_again_what_granularity_says():
     config = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}'
     words = f"deepspeed --num_nodes 1 --num_gpus 8 pretrain_gpt.py --deepspeed_config ds.json {SIZES}"

@@ -47,6 +47,8 @@ def words(text):
         '"${A[@]}" --use-flag 2>&1 | tee log',
         "N=2\ntorchrun --nproc_per_node ${G:-8} --nnodes $((N*1)) pretrain_gpt.py --num-layers $(expr 4 \\* 8) "
         "--hidden-size `echo 4096` --use-flag > log",
+        COMMAND.replace("torchrun", "$(which torchrun)"),
+        "RUN=`command -v torchrun`\n" + COMMAND.replace("torchrun", "$RUN"),
         "case 7b in\n 7b|8b) L=32 ;;\n *) L=9;;\nesac\n" + COMMAND.replace("32", "$L"),
         "for f in a b; do L=32; done; " + COMMAND.replace("32", "${L}"),
         "X=model.sh.32\n" + COMMAND.replace("32", "${X##*.}"),

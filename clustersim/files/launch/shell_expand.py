@@ -284,8 +284,12 @@ def _trimmed(held: str, op: str, pattern: str) -> str:
     return held
 
 
+_SOUGHT = re.compile(r"(which|command -v|type -p) (?P<name>[\w.-]+)")
+"""A program that is looked for by its name."""
+
+
 def _command(inside: str, variables: Variables, depth: int) -> str:
-    """What a command says that only repeats or adds up: ``echo``, ``expr`` and ``cat <<``."""
+    """What a command says that only repeats, adds up or finds: ``echo``, ``expr``, ``cat <<``, ``which``."""
     if depth > DEPTH:
         raise ScenarioError(f"a script's {short(inside)!r} holds substitutions more than {DEPTH} deep")
     parts = [token for token in tokens(inside.strip(), "a command") if token.text != ";"]
@@ -293,7 +297,11 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
         return "${command}"
     if parts[0].text == "cat" and len(parts) == 2 and parts[1].body:
         return (parts[1].body if parts[1].plain else body(parts[1].body, variables)).rstrip("\n")
-    if any(token.kind == "redirection" for token in parts) or parts[0].text not in {"echo", "expr"}:
+    if any(token.kind == "redirection" for token in parts):
+        return "${command}"
+    if (found := _SOUGHT.fullmatch(" ".join(token.text for token in parts))) is not None:
+        return found["name"]  # where it lies tells nothing: programs are known by their last name
+    if parts[0].text not in {"echo", "expr"}:
         return "${command}"
     words = [one for token in parts[1:] for one in fields(token.text, variables)]
     if parts[0].text == "echo":
