@@ -21,7 +21,7 @@ from clustersim.files import traces
 from clustersim.files.traces.profiled import BACKEND
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.studies.diagnosis import Site, Suspect, diagnose, profile_findings
-from clustersim.studies.diagnosis.answer import ALONE, CONFIDENT, NEXT, SOURCES, TELLS, _decides, judged
+from clustersim.studies.diagnosis.answer import ALONE, CONFIDENT, NEXT, SOURCES, TELLS, _decides, _told, judged
 from clustersim.studies.diagnosis.courses import AGAIN, GROWS, ONCE, STAYS, course_of
 from clustersim.studies.diagnosis.profile_findings import ProfiledSteps
 from clustersim.studies.diagnosis.suspects import ANOTHER, LINKS_SLOW, NOTHING, by_kind, finding, ranked
@@ -360,8 +360,9 @@ def test_where_every_file_is_given_what_is_next_on_a_cpu_names_no_tool_of_gpus()
     """Of ranks without a GPU it said "nvidia-smi ... swap the GPU" where no further file would tell two apart."""
     slow = Suspect("slow_gpu", rank=1)
     late = Suspect("slow_host", host="a")
-    text = _decides((slow, 0.5), (late, 0.4), list(SOURCES), on_cpu=True)
+    on_cpu, on_gpu = ((_told(slow, 0.5, without, False), _told(late, 0.4, without, False)) for without in (True, False))
+    text = _decides(*on_cpu, list(SOURCES))
     assert text.startswith("slow_cpu of rank 1 or slow_host of machine a: ")
     assert "OMP_NUM_THREADS" in text
     assert "nvidia-smi" not in text
-    assert "nvidia-smi" in _decides((slow, 0.5), (late, 0.4), list(SOURCES), on_cpu=False)
+    assert "nvidia-smi" in _decides(*on_gpu, list(SOURCES))

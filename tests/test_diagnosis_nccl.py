@@ -8,6 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from clustersim.app.cli import cli
+from clustersim.files.traces.told import Cause, NcclLog
+from clustersim.studies import diagnosis
+from clustersim.studies.diagnosis.answer import judged
 
 RANKS = 16
 
@@ -44,9 +47,38 @@ def test_what_is_off_for_the_whole_job_is_told_and_its_contrary_is_not(tmp_path,
     answer = " ".join(CliRunner().invoke(cli, ["diagnose", str(path)]).stdout.split())
     assert f"NCCL, of the whole job and no one place: {conclusion}" in answer
     assert "reaches GPU memory" not in answer
+    # What is certain heads the answer, and what to do of it; "nothing is wrong" was said above it.
+    assert answer.startswith(f"diagnosis: the whole job is slower than it need be: {conclusion}")
+    assert "nothing is wrong" not in answer and "nothing here" not in answer
+    assert diagnosis.diagnose([path]).to_dict()["whole_job"][0]["text"].startswith(conclusion)
+
+
+def test_one_place_that_is_sure_comes_before_what_slows_the_whole_job(tmp_path):
+    """GPUDirect is off on one machine of many, and NVLS on all: both are told, the sure place first."""
+    log = NcclLog(
+        "nccl",
+        [],
+        [],
+        16,
+        2,
+        {},
+        {},
+        {},
+        [],
+        causes=[
+            Cause("gdr_off", "GPUDirect RDMA is off on node1, and on for others", "nvidia-peermem", "node1"),
+            Cause("nvls_off", "NVLink SHARP (NVLS) is off", "the environment says so"),
+        ],
+        hosts={rank: f"node{rank // 8}" for rank in range(16)},
+    )
+    answer = judged([("nccl_debug", log)])
+    verdict = answer.verdict
+    assert verdict.startswith("gdr_off of machine node1 (")
+    assert verdict.endswith("beside that, the whole job is slower than it need be: NVLink SHARP (NVLS) is off")
 
 
 def test_a_log_in_which_nothing_is_off_says_so(tmp_path):
     path = log_of(tmp_path / "nccl.log", "P2P/CUMEM/read", "NET/IB/0/GDRDMA", "Using network IB")
     answer = " ".join(CliRunner().invoke(cli, ["diagnose", str(path)]).stdout.split())
     assert "NCCL: every NIC is there and reaches GPU memory" in answer
+    assert "nothing is wrong" in answer and "whole job is slower" not in answer

@@ -14,7 +14,7 @@ from clustersim.core.texts import Plain
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.files import traces
 from clustersim.files.traces import Samples, files
-from clustersim.files.traces.told import Cabling, HangReport, KernelSums, LinkCounters, NcclLog, TrainingLog
+from clustersim.files.traces.told import Cabling, Cause, HangReport, KernelSums, LinkCounters, NcclLog, TrainingLog
 from clustersim.studies.diagnosis import benchmark_findings, hang_findings, log_findings, profile_findings
 from clustersim.studies.diagnosis.suspects import (
     HANGING,
@@ -116,7 +116,10 @@ OF_NCCL = frozenset({"inspector", "nccl", "tests"})
 
 
 class RankedSuspect(msgspec.Struct, frozen=True):
-    """A suspect, its share of all likelihood, and what to look at next."""
+    """A suspect, its share of all likelihood, and what to look at next.
+
+    on_cpu : whether the job's ranks have no GPU. beside : whether something slows the whole job besides.
+    """
 
     kind: str
     place: str
@@ -126,18 +129,20 @@ class RankedSuspect(msgspec.Struct, frozen=True):
     confidence: float
     look_at: str
     on_cpu: bool = False
+    beside: bool = False
 
     @property
     def words(self) -> str:
         """The cause and the place."""
-        return suspect_words(self.kind, self.place, on_cpu=self.on_cpu)
+        return suspect_words(self.kind, self.place, on_cpu=self.on_cpu, beside=self.beside)
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
     """One ranked answer.
 
     suspects : the likeliest first. findings : what each file said, in words. sources : kinds of evidence that were
-    given. decides : what would tell the first two apart. ranks : of the job; 0 where no file says.
+    given. decides : what would tell the first two apart. ranks : of the job; 0 where no file says. whole_job : what
+    NCCL's log shows to slow all of it, such as TCP sockets: certain, at no place, and so no suspect.
     """
 
     suspects: list[RankedSuspect]
@@ -145,6 +150,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     sources: list[str]
     decides: str
     ranks: int
+    whole_job: list[Cause] = []
 
     @property
     def confident(self) -> bool:
@@ -156,16 +162,28 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return {"verdict": self.verdict, "confident": self.confident, **msgspec.to_builtins(self)}
 
     @property
+    def whole_first(self) -> bool:
+        """Whether what slows the whole job is the answer: it is certain, and no place is, nor does the job hang."""
+        first = self.suspects[0]
+        of_place = first.kind in HANGING or (self.confident and first.kind != NOTHING)
+        return bool(self.whole_job) and not of_place
+
+    @property
     def verdict(self) -> str:
         """The answer in one sentence."""
         first = self.suspects[0]
         share = f"{first.confidence:.0%}"
-        return f"{first.words} ({share} sure)" if self.confident else f"not sure: {first.words} ({share})"
+        of_place = f"{first.words} ({share} sure)" if self.confident else f"not sure: {first.words} ({share})"
+        if not self.whole_job:
+            return of_place
+        whole = f"the whole job is slower than it need be: {'; '.join(cause.text for cause in self.whole_job)}"
+        return "; beside that, ".join((whole, of_place) if self.whole_first else (of_place, whole))
 
     def lines(self) -> Iterator[str]:
         """In words, the answer first."""
         yield f"diagnosis: {self.verdict}"
-        yield f"look at: {self.suspects[0].look_at}"
+        whole = [cause.why for cause in self.whole_job]
+        yield f"look at: {'; '.join(whole) if self.whole_first else self.suspects[0].look_at}"
         for suspect in self.suspects[1:]:
             yield f"else {suspect.confidence:6.1%}  {suspect.words}"
         if self.decides:
@@ -192,20 +210,23 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
     if not findings:
         sources = "; ".join(SOURCES.values())
         raise TraceError(f"none of these files says anything of a fault; what does: {sources}")
-    order = ranked(suspects, findings)
+    logs = [answer for _, answer in read if isinstance(answer, NcclLog)]
+    whole_job = list(dict.fromkeys(cause for log in logs for cause in log_findings.of_whole_job(log)))
     given = [name for name in SOURCES if any(finding.source == name for finding in findings)]
+    told = [_told(suspect, share, on_cpu, bool(whole_job)) for suspect, share in ranked(suspects, findings)[:LISTED]]
     return Diagnosis(
-        suspects=[_told(suspect, share, on_cpu=on_cpu) for suspect, share in order[:LISTED]],
+        suspects=told,
         findings=[finding.text for finding in findings],
         sources=given,
-        decides=_decides(order[0], order[1], [*given, *_not_to_be_had(read)], on_cpu=on_cpu),
+        decides=_decides(told[0], told[1], [*given, *_not_to_be_had(read)]),
         ranks=site.ranks,
+        whole_job=whole_job,
     )
 
 
-def _told(suspect: Suspect, share: float, *, on_cpu: bool) -> RankedSuspect:
+def _told(suspect: Suspect, share: float, on_cpu: bool, beside: bool) -> RankedSuspect:
     places = (suspect.place, suspect.rank, suspect.host, suspect.port)
-    return RankedSuspect(suspect.kind, *places, round(share, 4), _look_at(suspect, on_cpu=on_cpu), on_cpu)
+    return RankedSuspect(suspect.kind, *places, round(share, 4), _look_at(suspect, on_cpu=on_cpu), on_cpu, beside)
 
 
 def _look_at(suspect: Suspect, *, on_cpu: bool) -> str:
@@ -317,20 +338,19 @@ def _not_to_be_had(read: Sequence[ReadFile]) -> frozenset[str]:
     return absent | {"gpus"} if _without_gpus(read) else absent
 
 
-def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given: Sequence[str], *, on_cpu: bool) -> str:
+def _decides(first: RankedSuspect, second: RankedSuspect, given: Sequence[str]) -> str:
     """What evidence would tell two suspects apart; nothing where the first is far before the second.
 
-    given : kinds of evidence that are there, or cannot be. on_cpu : whether the job's ranks have no GPU.
+    given : kinds of evidence that are there, or cannot be.
     """
-    (one, share), (other, _) = first, second
-    if share >= CONFIDENT:
+    if first.confidence >= CONFIDENT:
         return ""
-    pair = " or ".join(suspect_words(each.kind, each.place, on_cpu=on_cpu) for each in (one, other))
+    pair = f"{first.words} or {second.words}"
     absent = sorted((name for name in SOURCES if name not in given), key=lambda name: len(TELLS[name]))
-    telling = [SOURCES[name] for name in absent if (one.kind in TELLS[name]) != (other.kind in TELLS[name])]
-    both = [SOURCES[name] for name in absent if {one.kind, other.kind} <= TELLS[name]]
+    telling = [SOURCES[name] for name in absent if (first.kind in TELLS[name]) != (second.kind in TELLS[name])]
+    both = [SOURCES[name] for name in absent if {first.kind, second.kind} <= TELLS[name]]
     if telling or both:
         return f"{pair}: {'; '.join((telling + both)[:2])}"
-    if one.kind == other.kind:
-        return f"{pair}: dumps, profiles or py-spy of {one.place} and {other.place}"
-    return f"{pair}: {_look_at(one, on_cpu=on_cpu)}"
+    if first.kind == second.kind:
+        return f"{pair}: dumps, profiles or py-spy of {first.place} and {second.place}"
+    return f"{pair}: {first.look_at}"

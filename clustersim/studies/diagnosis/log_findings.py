@@ -9,7 +9,7 @@ from statistics import median
 from clustersim.core.errors import few
 from clustersim.core.units import format_time
 from clustersim.files.traces.link_counters import ACTIVE, hot_gpus, slow_gpus, slow_ports
-from clustersim.files.traces.told import Cabling, GpuCounters, LinkCounters, LoggedPart, NcclLog, TrainingLog
+from clustersim.files.traces.told import Cabling, Cause, GpuCounters, LinkCounters, LoggedPart, NcclLog, TrainingLog
 from clustersim.studies.diagnosis import courses
 from clustersim.studies.diagnosis.courses import course_of
 from clustersim.studies.diagnosis.suspects import (
@@ -141,7 +141,7 @@ def of_nccl(log: NcclLog, suspects: Sequence[Suspect]) -> Iterator[Finding]:
     elif lost:
         weights = {"dead_link": SURE, "dead_rank": SELDOM, "flapping_link": UNLIKELY}
         yield finding("nccl", "NCCL: NICs gave up sending", suspects, by_kind(weights, ALMOST_NEVER))
-    elif log.causes:
+    elif of_whole_job(log):
         causes_told = "; ".join(f"{cause.text} ({cause.why})" for cause in log.causes)
         # What slows the whole job is at no place; where it is the network's, no NIC can be told from another.
         of_network = {"sockets", "gdr_off"} & {cause.kind for cause in log.causes}
@@ -152,6 +152,11 @@ def of_nccl(log: NcclLog, suspects: Sequence[Suspect]) -> Iterator[Finding]:
         text = "NCCL: every NIC is there and reaches GPU memory, no port went down and no peer was lost"
         absent = dict.fromkeys(("dead_link", "lost_nic", "far_nic", "gdr_off"), UNLIKELY)
         yield finding("nccl", text, suspects, by_kind(absent, SURE))
+
+
+def of_whole_job(log: NcclLog) -> list[Cause]:
+    """What slows all of the job, at no place: TCP sockets, no GPUDirect, NVLS that is off, ..."""
+    return [cause for cause in log.causes if not cause.place and cause.kind != "peer_lost"]
 
 
 def of_counters(log: LinkCounters, suspects: Sequence[Suspect]) -> Iterator[Finding]:

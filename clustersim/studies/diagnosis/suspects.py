@@ -69,10 +69,11 @@ class Suspect(msgspec.Struct, frozen=True):
         return suspect_words(self.kind, self.place)
 
 
-def suspect_words(kind: str, place: str, *, on_cpu: bool = False) -> str:
-    """A suspect in words; where no GPU is, what makes a rank slow is its CPU."""
+def suspect_words(kind: str, place: str, *, on_cpu: bool = False, beside: bool = False) -> str:
+    """A suspect in words; where no GPU is, what makes a rank slow is its CPU. beside : whether something slows the
+    whole job besides, so that nothing *else* may be wrong."""
     if kind == NOTHING:
-        return "nothing is wrong"
+        return "nothing else is wrong" if beside else "nothing is wrong"
     name = NAMES_ON_CPU.get(kind, kind) if on_cpu else kind
     return f"{name} of {place}"
 
