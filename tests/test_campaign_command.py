@@ -290,6 +290,11 @@ def test_waiting_for_nodes_without_end_is_an_answer(tmp_path):
 
 WRONG = {
     "a rate without unit": ('failures = "rsc1"', 'failures = [{name = "a", rate = 6.5}]', "6.5 per 1000 node-days"),
+    "GPUs of a GPU": (
+        'failures = "rsc1"',
+        'failures = [{name = "a", rate = "6 per 1000 gpu-days of 8 GPUs"}]',
+        "only nodes are said to be of so many GPUs: 'node-days of 8 GPUs'",
+    ),
     "no such rate": ('failures = "rsc1"', 'failures = [{name = "a", rate = "6.5 a week"}]', "cannot read '6.5 a week'"),
     "no such set": ('"rsc1"', '"rsc-1"', "did you mean 'rsc1'?"),
     "a save longer than its interval": ('every = "best"', 'every = "1 s"', "longer than its interval"),
@@ -347,7 +352,7 @@ def test_llama_3s_causes_are_its_419_interruptions():
 
 def test_512_gpus_fail_as_often_in_trays_of_4_as_in_nodes_of_8():
     """A count of 8-GPU nodes is one of their GPUs: twice as many machines of half the size fail about as often."""
-    for name in ("llama3", "rsc1", "rsc2", "megascale", "byterobust", "bloom"):
+    for name in sets():
         table = SimpleNamespace(failures=name, factor=1.0, nodes=SimpleNamespace(repair=None))
         rates = [
             sum(cause.expected(86400.0) for cause in causes_of(table, SimpleNamespace(nodes=512 // n, gpus=512)))

@@ -13,25 +13,28 @@ UNITS = ("job", "gpu", "node", "rack", "switch")
 """What a rate is counted of."""
 _SPAN = {"hour": HOUR, "day": DAY, "week": 7 * DAY, "month": 2629746.0, "year": 31556952.0}
 _RATE = re.compile(
-    r"\s*([0-9.]+(?:e-?\d+)?)\s+per\s+(?:([0-9_,]+)\s+)?(?:(gpu|node|rack|switch|job)-)?(hour|day|week|month|year)s?\s*"
+    r"\s*([0-9.]+(?:e-?\d+)?)\s+per\s+(?:([0-9_,]+)\s+)?(?:(gpu|node|rack|switch|job)-)?(hour|day|week|month|year)s?"
+    r"(?:\s+of\s+([1-9][0-9]*)\s+GPUs?)?\s*"
 )
 
 
 class Rate(float):
     """Failures per second of one unit: ``"6.5 per 1000 node-days"``, ``"0.47 per 1000 gpu-days"``, ``"1 per week"`` (of
-    the job).
+    the job), ``"419 per 110592 node-days of 8 GPUs"`` (of nodes that had 8, on whatever machine).
 
-    of : one of :data:`UNITS`. text : as it was written.
+    of : one of :data:`UNITS`. text : as it was written. gpus : of the nodes it was counted on; 0 where it is of this
+    machine's, whatever they have.
     """
 
     kind_text = "rate of failure"
     example = "a rate with its unit: '6.5 per 1000 node-days', '1 per week'"
     of: str
     text: str
+    gpus: int
 
-    def __new__(cls, value: float, of: str = "job", text: str = "") -> Rate:
+    def __new__(cls, value: float, of: str = "job", text: str = "", gpus: int = 0) -> Rate:
         rate = super().__new__(cls, value)
-        rate.of, rate.text = of, text
+        rate.of, rate.text, rate.gpus = of, text, gpus
         return rate
 
     def __str__(self) -> str:
@@ -51,9 +54,11 @@ class Rate(float):
                 f"cannot read {shown(value)} as a rate of failures; write it like '6.5 per 1000 node-days' or "
                 "'1 per week'"
             )
-        count, many, unit, span = match.groups()
+        count, many, unit, span, gpus = match.groups()
+        if gpus and unit != "node":
+            raise UnitError(f"{value!r}: only nodes are said to be of so many GPUs: 'node-{span}s of {gpus} GPUs'")
         per = float(re.sub("[_,]", "", many or "1")) * _SPAN[span]
-        return cls(float(count) / per, unit or "job", str(value))
+        return cls(float(count) / per, unit or "job", str(value), int(gpus or 0))
 
 
 class Duration(float):
