@@ -32,6 +32,7 @@ class LocalCost:
     state_bytes: int
     host: HostLaw | None = None
     _known: dict[tuple[object, ...], tuple[Runs, Pass]] = field(default_factory=dict, init=False, repr=False)
+    _alone: dict[tuple[int, str, bool], tuple[Kernel, float]] = field(default_factory=dict, init=False, repr=False)
 
     def in_recipe(self, kind: str) -> bool:
         """Whether linears of a layer of this ``kind`` run in 8 or 4 bits, where the setting says so."""
@@ -45,6 +46,13 @@ class LocalCost:
             seconds = cast_time(self.where, cast) + unpack_time(self.where, packed)
             self._known[key] = runs, price(self.where, runs, self.micro_batch_size, dense=dense, more=seconds)
         return self._known[key][1]
+
+    def kernel_seconds(self, kernel: Kernel, part: str, *, dense: bool) -> float:
+        """Seconds of one kernel by itself, which a layer's host is asked ahead of, one by one."""
+        key = id(kernel), part, dense
+        if key not in self._alone:  # a tuple made for the question would be another one each time
+            self._alone[key] = kernel, self.work((((kernel,), part),), dense=dense).seconds
+        return self._alone[key][1]
 
     def update(self, numel: float, tensors: int) -> float:
         """Seconds of the optimizer step on so many elements in so many tensors."""

@@ -57,10 +57,10 @@ class StageOps:
     _groups: dict[tuple[str, ...], Ints] = field(default_factory=dict, init=False, repr=False)
     _rings: dict[tuple[tuple[str, ...], bool], Ints] = field(default_factory=dict, init=False, repr=False)
     _loads: dict[tuple[float, ...], Floats] = field(default_factory=dict, init=False, repr=False)
-    _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces, tuple[int, ...]]] = field(
+    _runs: dict[tuple[int, str], tuple[Sequence[Item], Pieces, tuple[int, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _calls: dict[tuple[int, str], tuple[LocalLayer, tuple[float, ...]]] = field(
+    _calls: dict[tuple[int, int, str, str], tuple[LocalLayer, tuple[float, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
     _binds: dict[tuple[int, str], tuple[Chunk, bool]] = field(default_factory=dict, init=False, repr=False)
@@ -123,7 +123,7 @@ class StageOps:
         law = self.cost.host
         if law is None:
             return ()
-        key = id(layer), kind
+        key = id(layer.forward), id(layer.backward), layer.kind, kind  # which the blocks of a stage share
         if key not in self._calls:
             pace = 1.0
             if law.layer_time is not None and layer.kind == "block":
@@ -165,7 +165,7 @@ class StageOps:
                 for kernel, seconds in law.calls(work.name, work.kernels, work.part, modules):
                     spent += pace * seconds
                     late = max(late, spent - computed)
-                    computed += self.cost.work((((kernel,), work.part),), dense=dense).seconds
+                    computed += self.cost.kernel_seconds(kernel, work.part, dense=dense)
             yield late
             spent -= late
         yield spent
@@ -212,11 +212,11 @@ class StageOps:
     def runs(self, layer: LocalLayer, kind: str) -> tuple[Pieces, tuple[int, ...]]:
         """What an action of this kind plays of a layer, and the places of exchanges that what follows it waits for."""
         known = self._runs
-        if (id(layer), kind) not in known:
-            items = layer.forward if kind == "F" else layer.backward
+        items = layer.forward if kind == "F" else layer.backward
+        if (id(items), kind) not in known:
             pieces = tuple(_joined(items, PARTS[kind], self))
-            known[id(layer), kind] = layer, pieces, _unneeded(pieces)
-        return known[id(layer), kind][1:]
+            known[id(items), kind] = items, pieces, _unneeded(pieces)
+        return known[id(items), kind][1:]
 
 
 def waits_in(layer: LocalLayer) -> bool:
