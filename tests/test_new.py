@@ -290,6 +290,12 @@ def test_a_model_is_split_and_its_gradients_are_halved_before_anything_is_left_t
         (["plan", "--gpu", "A100"], "--gpu A100: taken for A100-SXM4-80GB"),
         (["topology", "--gpu", "A100-40GB"], "A100-40GB is also A100-PCIe-40GB; it is in aws-p4d"),
         (["topology", "--topology", "hgx-h100", "--gpu", "A100"], "taken for A100-SXM4-40GB of hgx-h100; A100 is also"),
+        (
+            ["scenario", "--gpu", "GB200"],
+            "of gb200-nvl72, whose nodes are trays of 4 GPUs, up to 18 in one NVLink domain (--nodes); it is in "
+            "azure-ndv6 as well",
+        ),
+        (["plan", "--gpu", "GB300"], "of gb300-nvl72, whose nodes are trays of 4 GPUs, up to 18 in one NVLink domain"),
     ],
 )
 def test_a_gpu_that_is_several_parts_is_said_to_be_taken_for_one(clustersim, tmp_path, arguments, words):
@@ -315,7 +321,14 @@ def test_a_long_context_is_not_what_training_begins_with(clustersim, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "machine"), [("H100", "hgx-h100"), ("A100", "hgx-a100"), ("V100", "dgx-1v"), ("B200", "hgx-b200")]
+    ("gpu", "machine"),
+    [
+        ("H100", "hgx-h100"),
+        ("A100", "hgx-a100"),
+        ("V100", "dgx-1v"),
+        ("B200", "hgx-b200"),
+        ("GB200", "gb200-nvl72"),  # whose racks a cloud has by another name, which was taken as the shorter one
+    ],
 )
 def test_a_gpu_stands_for_the_plainest_machine_that_carries_it(clustersim, tmp_path, gpu, machine):
     assert clustersim("new", "scenario", tmp_path / "s.toml", "--gpu", gpu).returncode == 0

@@ -79,13 +79,26 @@ def taken_for(gpu: str | None, choice: MachineChoice) -> str:
     others = other_parts(gpu, taken)
     carrying = [] if choice.gpu else [name for name in shipped("topologies") if devices(name) == {taken.name}]
     carrying = [name for name in carrying if name != choice.topology]
-    if not others and not carrying:
+    shared = _domain_of(choice.topology)
+    if not others and not carrying and not shared:
         return ""
     also = f"; {gpu} is also {', '.join(others)}" if others else ""
     if carrying:
         more = ", ..." if len(carrying) > 3 else ""
         also += f"; it is in {', '.join(carrying[:3])}{more} as well (--topology)"
-    return f"--gpu {gpu}: taken for {taken.name} of {choice.topology}{also}"
+    return f"--gpu {gpu}: taken for {taken.name} of {choice.topology}{shared}{also}"
+
+
+def _domain_of(topology: str) -> str:
+    """Of a shipped machine whose nodes share an NVLink domain, as trays of a rack do: how many, and what a node is."""
+    from clustersim.cluster import files as fabrics
+    from clustersim.core.topology import GPU
+
+    node = fabrics.node(topology) if topology in shipped("topologies") else None
+    if node is None or node.domain is None:
+        return ""
+    gpus = sum(kind == GPU for kind in node.kinds.values())
+    return f", whose nodes are trays of {gpus} GPUs, up to {node.domain.nodes} in one NVLink domain (--nodes)"
 
 
 def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
@@ -123,7 +136,9 @@ def _carrier(gpu: str) -> str:
     carry = [name for name in shipped_names if devices(name) == {wanted}]
     if not carry:
         raise ClusterSimError(f"--gpu {gpu}: no shipped machine carries {wanted}; clustersim list topologies")
-    return min(carry, key=lambda name: (not name.startswith(("dgx", "hgx", "pcie")), len(name), name[:3] != "hgx"))
+    own = f"{wanted.partition('-')[0].lower()}-"  # gb200-nvl72, before a cloud's name for the same racks
+    plain_names = ("dgx", "hgx", "pcie", own)
+    return min(carry, key=lambda name: (not name.startswith(plain_names), len(name), name[:3] != "hgx"))
 
 
 def devices(topology: str) -> set[str]:
