@@ -206,9 +206,9 @@ def life_of(rate: Rate, table: CampaignTable, shape: float = 1.0) -> float:
 
 
 def units_of(rate: Rate, table: CampaignTable, job: Any, field: str) -> int:
-    """How many a job has of what a rate is counted of; of nodes with other GPUs than the job's, as many as had those."""
+    """How many a job has of what a rate is counted of; of nodes of so many GPUs, as many as hold the job's."""
     if rate.gpus:
-        return math.ceil(job.gpus / rate.gpus)
+        return math.ceil(int(job.gpus) / rate.gpus)
     return {"job": 1, "gpu": int(job.gpus)}.get(rate.of) or math.ceil(job.nodes / _nodes_of(rate.of, table, field))
 
 
