@@ -187,7 +187,8 @@ class Config(msgspec.Struct, frozen=True):
         return value
 
     def _whole(self, key: str, value: object, meaning: str) -> int:
-        if isinstance(value, list) and value and value == value[:1] * self.data.get("num_hidden_layers", 0):
+        blocks = self.data.get("num_hidden_layers")
+        if isinstance(value, list) and value and len(value) == blocks and value.count(value[0]) == blocks:
             value = value[0]  # one for each block, as Hunyuan's files write what all blocks share
         if isinstance(value, float) and value.is_integer() and value < 2**53:  # from where on none has units
             value = int(value)
