@@ -315,14 +315,21 @@ def staged(timeline: Timeline) -> bool:
     return len(stages or roles) > 1 and not any("server" in role for role in roles)
 
 
+APART = 1.25
+"""How many times as long as the fastest worker the slowest takes at least for as many steps where they are said to have
+paces of their own; below, workers that are alike have drifted apart within a run of few steps."""
+
+
 @kept_with_first(maxsize=None)
 def at_own_paces(timeline: Timeline) -> bool:
-    """Whether a worker of a simulated run ended its last step before another came to its own last one: nobody waits for
-    anybody there, as with an asynchronous parameter server."""
+    """Whether a worker of a simulated run ended its last step before another came to its own last one, and long before
+    it was done: nobody waits for anybody there, as with an asynchronous parameter server."""
     if timeline.source != "simulated" or not servers(timeline).size:
         return False
     ended = step_ends(timeline)[:, workers(timeline)]
-    return len(ended) > 1 and bool(ended[-1].min() < ended[-2].max())
+    if len(ended) < 2 or ended[-1].min() >= ended[-2].max():
+        return False
+    return bool(ended[-1].max() >= APART * ended[-1].min())
 
 
 def workers(timeline: Timeline) -> Ints:
