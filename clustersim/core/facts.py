@@ -79,8 +79,8 @@ class RunFacts(msgspec.Struct, frozen=True):
 
     Figures have the names of ``clustersim run --json``: ``peak_flops`` [FLOP/s] of one GPU, rates a second, bytes of
     one GPU, and ``mean_step_s`` [s], the mean step of workers at paces of their own; ``figures`` has all of
-    :data:`clustersim.core.figures.FIGURES` by key. ``stage_memory`` and ``mesh`` are
-    of a split model; ``inputs`` is every field of the scenario.
+    :data:`clustersim.core.figures.FIGURES` by key. ``stage_memory`` and ``mesh`` are of a split model; ``inputs`` is
+    every field of the scenario.
     """
 
     title: str = ""

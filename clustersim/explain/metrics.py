@@ -67,14 +67,16 @@ def summary(
     """
     window = steady_window(timeline)
     world, n = timeline.world_size if workers is None else workers, len(window.steps)
-    per_rank, phases = _of_ranks(timeline, window, world)
-    a_step = a_mean_step = window.step_time
+    a_step = a_mean_step = told_step = window.step_time
     if not together:
         pace = own_paces(timeline, window.steps)[:world]
         a_step = float(1.0 / pace.mean())
         a_mean_step = float((1.0 / pace).mean())
-        if at_own_paces(timeline):
-            per_rank, phases = _of_own_steps(timeline, window, pace)
+    if not together and at_own_paces(timeline):
+        told_step = a_mean_step
+        per_rank, phases = _of_own_steps(timeline, window, pace)
+    else:
+        per_rank, phases = _of_ranks(timeline, window, world)
     nbytes_of = MemberBytes(world)
     busiest = hottest_links(timeline.links, window.begin, window.end, 10)
     executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (n * a_step)
@@ -87,7 +89,7 @@ def summary(
         **_rates(model, samples_per_step / a_step, world, executed, peak_flops),
         "peak_flops": peak_flops,
         "peak": peak_text,
-        **_means(per_rank, phases, a_mean_step if at_own_paces(timeline) else window.step_time),
+        **_means(per_rank, phases, told_step),
         "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: nbytes_of(op)[0]) / n,
         "hottest_links": [(name, utilisation, nbytes / n) for name, utilisation, nbytes in busiest],
         "per_rank": per_rank,
@@ -273,14 +275,9 @@ def _of_ranks(timeline: Timeline, window: SteadyWindow, world: int) -> tuple[Col
     busy = occupancy(timeline, ranks, window.begin, window.end)
     seconds = seconds_of_ops(timeline, world, window.begin, window.end)
     steps = len(window.steps)
-    host = busy.pop("host_s")
-    loads = busy.pop("loads_s")
-    moving = busy["exposed_transfer_s"]
-    if timeline.source == "simulated" and not staged(timeline):  # what nobody does anything in, others are waited for
-        busy["exposed_communication_s"] = np.maximum(steps * window.step_time - busy["compute_s"] - host, moving)
-    busy["waiting_for_peer_s"] = busy["exposed_communication_s"] - moving
-    busy["compute_s"] = busy["compute_s"] - loads
-    per_rank = {name: (column / steps)[class_of] for name, column in busy.items()}
+    waits = timeline.source == "simulated" and not staged(timeline)
+    parted = _parted(busy, steps * window.step_time if waits else None)
+    per_rank = {name: (column / steps)[class_of] for name, column in parted.items()}
     phases = {name: value / (world * steps) for name, value in _by_phase(timeline, seconds).items()}
     return {"rank": np.arange(world), **per_rank}, phases
 
@@ -294,17 +291,25 @@ def _of_own_steps(timeline: Timeline, window: SteadyWindow, pace: Floats) -> tup
     begin = float(np.min(last - len(window.steps) / pace))
     steps = pace * (last - begin)
     busy = occupancy(timeline, np.arange(world), begin, window.end)
-    host = busy.pop("host_s")
-    loads = busy.pop("loads_s")
-    moving = busy["exposed_transfer_s"]
-    busy["exposed_communication_s"] = np.maximum(last - begin - busy["compute_s"] - host, moving)
-    busy["waiting_for_peer_s"] = busy["exposed_communication_s"] - moving
-    busy["compute_s"] = busy["compute_s"] - loads
-    per_rank = {name: column / steps for name, column in busy.items()}
+    per_rank = {name: column / steps for name, column in _parted(busy, last - begin).items()}
     seconds = seconds_of_ops(timeline, world, begin, window.end)
     phases = _by_phase(timeline, seconds)
     share = float(per_rank["compute_s"].mean()) / (sum(phases.values()) or 1.0)
     return {"rank": np.arange(world), **per_rank}, {name: share * value for name, value in phases.items()}
+
+
+def _parted(busy: Columns, span: Floats | float | None) -> Columns:
+    """Of seconds of :func:`clustersim.explain.occupancy.occupancy`, what ``summary`` tells of each rank.
+
+    ``span`` : seconds in which a rank that does nothing waits for others; None where that may be something else.
+    """
+    told = {name: column for name, column in busy.items() if name not in ("host_s", "loads_s")}
+    moving = busy["exposed_transfer_s"]
+    if span is not None:
+        told["exposed_communication_s"] = np.maximum(span - busy["compute_s"] - busy["host_s"], moving)
+    told["waiting_for_peer_s"] = told["exposed_communication_s"] - moving
+    told["compute_s"] = busy["compute_s"] - busy["loads_s"]
+    return told
 
 
 def _by_phase(timeline: Timeline, seconds: Floats) -> dict[str, float]:

@@ -25,8 +25,7 @@ class FailureCause(_StrictCampaign, frozen=True):
     Parameters
     ----------
     name : in tables. rate : with its unit, ``"1.34 per 1000 node-days"``, per gpu, node, rack, switch or (``"1 per
-        week"``) job; ``"1.34 per 1000 node-days of 8 GPUs"`` is
-        the same of every 8 GPUs, in nodes of any size.
+        week"``) job; ``"1.34 per 1000 node-days of 8 GPUs"`` is the same of every 8 GPUs, in nodes of any size.
     shape : of a Weibull law; 1 is exponential, below 1 new machines fail first.
     scope : what is lost and must be replaced: a ``node`` (also of one GPU), a ``rack``, all nodes of a ``switch``, or
         nothing (``job``: software).
