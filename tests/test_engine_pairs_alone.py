@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
-from clustersim.engine import rows, run
+from clustersim.engine import op_facts, run
 from clustersim.engine.flows import classes
 from clustersim.engine.guess import SharingGuess
 from clustersim.engine.order import LookAhead
@@ -50,7 +50,7 @@ def told(op):
 SLOW_WAYS = {
     "spells of a course laid out as columns": (classes, "FEW", 0),
     "every list asked of what another told": (SharingGuess, "asks_once", False),
-    "who meets whom gathered op by op": (rows, "_is_pair", lambda site: False),
+    "who meets whom gathered op by op": (op_facts, "_is_pair", lambda site: False),
     "looked ahead though nobody asks": (run, "_asks_ahead", lambda program, bills: True),
 }
 

@@ -197,12 +197,14 @@ class Program:
     roles : op lists; every rank is in exactly one role. notes : what the strategy decided, for people.
     overlap_slowdown : float, the extra fraction of an overlapped collective's time that the rank's compute loses to it
         (SM and HBM contention); the next Compute op that starts after the collective is lengthened by it.
+    own_paces : nobody ever waits for the step of another, however far ahead it is: asynchronous without a bound.
     """
 
     world_size: int
     roles: tuple[Role, ...]
     overlap_slowdown: float = 0.0
     notes: tuple[str, ...] = field(default=())
+    own_paces: bool = False
 
     def __repr__(self) -> str:
         roles = ", ".join(f"{role.name}: {len(role.ops):,} ops on {len(role.ranks):,} ranks" for role in self.roles[:4])

@@ -26,10 +26,13 @@ from clustersim.core.op_infos import OpInfo, kinds, of_each
 from clustersim.core.sheets import Rows, Sheet, Shelf, expanded
 from clustersim.core.units import format_time
 
-__all__ = ["SPAN_LABELS", "WITHOUT_GPU", "LinkUse", "OpInfo", "Timeline", "alike", "step_ends"]
+__all__ = ["OWN_PACES", "SPAN_LABELS", "WITHOUT_GPU", "LinkUse", "OpInfo", "Timeline", "alike", "step_ends"]
 
 WITHOUT_GPU = "ranks without a GPU"
 """Of the entry of ``stats`` that counts ranks whose profile has operators of the CPU alone."""
+
+OWN_PACES = "own_paces"
+"""Of the entry of ``stats`` that is 1 where :attr:`clustersim.core.program.Program.own_paces` was played."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Program
-from clustersim.core.timeline import Timeline
+from clustersim.core.timeline import OWN_PACES, Timeline
 from clustersim.core.topology import Topology
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
@@ -90,7 +90,8 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[Pla
 
     Returns
     -------
-    Timeline; ``stats`` counts ``events``, ``solves``, ``flows`` and ``transfers``, and keeps ``overlap_slowdown``.
+    Timeline; ``stats`` counts ``events``, ``solves``, ``flows`` and ``transfers``, and keeps ``overlap_slowdown``
+    and ``own_paces``.
 
     Raises
     ------
@@ -307,6 +308,8 @@ class _EngineRun:
         stats = dict(zip(("events", "solves", "flows", "transfers"), map(float, counts), strict=True))
         if program.overlap_slowdown:
             stats["overlap_slowdown"] = program.overlap_slowdown
+        if program.own_paces:
+            stats[OWN_PACES] = 1.0
         owner = np.array([rows.row_of(key) + k for key, k in moved.owners], dtype=np.int64)
         return Timeline.of_blocks(
             program.world_size,

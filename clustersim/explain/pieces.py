@@ -26,7 +26,7 @@ from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import COMPUTE_STREAM, HOST_CALL
-from clustersim.core.timeline import OpInfo, Timeline, step_ends
+from clustersim.core.timeline import OWN_PACES, OpInfo, Timeline, step_ends
 from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
 from clustersim.explain.occupancy import on_host, stays_on_device
 from clustersim.explain.pace import RankClasses, classes
@@ -322,9 +322,9 @@ paces of their own; below, workers that are alike have drifted apart within a ru
 
 @kept_with_first(maxsize=None)
 def at_own_paces(timeline: Timeline) -> bool:
-    """Whether a worker of a simulated run ended its last step before another came to its own last one, and long before
-    it was done: nobody waits for anybody there, as with an asynchronous parameter server."""
-    if timeline.source != "simulated" or not servers(timeline).size:
+    """Whether nobody waits for anybody (:attr:`clustersim.core.program.Program.own_paces`), and a worker ended its last
+    step before another came to its own last one, and long before it was done."""
+    if not timeline.stats.get(OWN_PACES):
         return False
     ended = step_ends(timeline)[:, workers(timeline)]
     if len(ended) < 2 or ended[-1].min() >= ended[-2].max():

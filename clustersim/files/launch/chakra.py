@@ -61,6 +61,7 @@ class ChakraHeader(msgspec.Struct, omit_defaults=True, frozen=True):
     serves: bool = False
     overlap_slowdown: float = 0.0
     notes: tuple[str, ...] = ()
+    own_paces: bool = False
 
 
 def file_names(program: Program, name: str, ranks: Sequence[int] | None = None) -> dict[str, int]:
@@ -80,7 +81,14 @@ def write(program: Program, name: str, files: dict[str, int], path_of: Callable[
     for file, rank in files.items():
         role, i = place[rank]
         about = ChakraHeader(
-            program.world_size, rank, role.name, role.stage, role.serves, program.overlap_slowdown, program.notes
+            program.world_size,
+            rank,
+            role.name,
+            role.stage,
+            role.serves,
+            program.overlap_slowdown,
+            program.notes,
+            program.own_paces,
         )
         head = messages()["GlobalMetadata"](version=VERSION, attr=[_own(about)])
         with path_of(file).open("wb") as out:

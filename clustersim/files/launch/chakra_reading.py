@@ -284,7 +284,7 @@ def _program(ranks: Mapping[int, _ChakraRank], world: int, notes: list[str]) -> 
         )
         roles.append(Role(name or f"rank {role_ranks[0]}", members, ops, stage=stage, serves=serves))
     first = ranks[min(ranks)].about
-    return Program(world, tuple(roles), first.overlap_slowdown, (*first.notes, *notes))
+    return Program(world, tuple(roles), first.overlap_slowdown, (*first.notes, *notes), own_paces=first.own_paces)
 
 
 def _op(nodes: list[_ChakraNode], role_ranks: list[int], members: Any, world: int, known_groups: dict[Any, Any]) -> Op:

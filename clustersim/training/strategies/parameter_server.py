@@ -64,7 +64,8 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: ParameterServerConfi
             walk.step()
         pace = paces[:, ranks] if paces is not None and works else None
         roles.append(Role(name, ranks, tuple(ops.ops), pace, serves=bool(serves >= 0)))
-    return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, (*_notes(model, who, config), *cost.notes))
+    notes = (*_notes(model, who, config), *cost.notes)
+    return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, notes, own_paces=config.unbounded)
 
 
 def _cast(who: ServerLayout, config: ParameterServerConfig) -> list[tuple[str, Ints, int]]:

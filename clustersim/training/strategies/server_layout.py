@@ -65,6 +65,11 @@ class ParameterServerConfig(base.StrategyConfig, frozen=True, tag_field="kind", 
         """Whether everybody waits for everybody, so that gradients may be added up before they are applied."""
         return self.mode == "sync" or self.staleness == 0
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether the fastest worker may run ahead of the slowest for ever."""
+        return self.mode == "async" and self.staleness is None
+
 
 class MessagePiece(msgspec.Struct, frozen=True):
     """Neighbouring layers that travel in one message: ``layers``, indices in ascending order, and a name for them."""
