@@ -78,7 +78,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     """What is said of a run beside its Timeline; None, 0 or empty for what nobody knows.
 
     Figures have the names of ``clustersim run --json``: ``peak_flops`` [FLOP/s] of one GPU, rates a second, bytes of
-    one GPU, and ``mean_step_s`` [s], the mean step of workers at paces of their own; ``figures`` has all of
+    one GPU, and ``slowest_step_s`` [s], where workers have paces of their own; ``figures`` has all of
     :data:`clustersim.core.figures.FIGURES` by key. ``stage_memory`` and ``mesh`` are of a split model; ``inputs`` is
     every field of the scenario.
     """
@@ -91,7 +91,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     peak_flops: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    mean_step_s: float | None = None
+    slowest_step_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     bytes_sent_per_gpu: float | None = None

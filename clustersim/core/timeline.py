@@ -163,6 +163,11 @@ class Timeline(Keeper):
             vars(self).update(zip(_ROWS, (tuple(book.sets), *columns), strict=True))
             return vars(self)[name]
 
+    @property
+    def own_paces(self) -> bool:
+        """Whether nobody waits for anybody's step (:attr:`clustersim.core.program.Program.own_paces`)."""
+        return bool(self.stats.get(OWN_PACES))
+
     def _rows(self) -> Rows:
         """Rank sets and rows of everything outside :attr:`blocks`."""
         if "_narrow" in vars(self):

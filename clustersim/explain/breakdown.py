@@ -47,7 +47,7 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     hidden_communication_s: Floats
     begin: float
     end: float
-    steps: int
+    steps: float
 
     @property
     def step_time_s(self) -> float:
@@ -132,8 +132,11 @@ def steady_pieces(timeline: Timeline) -> Pieces:
     return pieces(timeline, window.begin, window.end)
 
 
-def steps_between(timeline: Timeline, begin: float, end: float) -> int:
-    """How many steps end inside a window, at least 1."""
+def steps_between(timeline: Timeline, begin: float, end: float) -> float:
+    """How many steps end inside a window, at least 1; where workers have paces of their own, so many as a mean worker
+    does in as long."""
+    if timeline.own_paces:
+        return (end - begin) / steady_window(timeline).step_time
     ends = timeline.per_op()["end"]
     if not np.isfinite(ends).any():
         return 1

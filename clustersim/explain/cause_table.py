@@ -67,12 +67,6 @@ CAUSES = (
         "routing is skewed: ranks wait for those whose experts get the most tokens",
         sentences.uneven_experts,
     ),
-    CauseWords(
-        "own pace",
-        "the simulated run ends with its slowest worker",
-        "Workers keep paces of their own: rank {rank} is done with its steps {worst} before rank {holder} is, which is "
-        "the end of a simulation and no wait.",
-    ),
     CauseWords("jitter", "ranks wait for the slowest", sentences.jitter),
     CauseWords("parameter server", "workers wait for the parameter server", sentences.parameter_server),
     CauseWords(

@@ -23,7 +23,6 @@ from clustersim.explain.pieces import (
     PieceRule,
     Pieces,
     PieceState,
-    at_own_paces,
     by_class,
     by_structure,
     is_server,
@@ -221,8 +220,6 @@ class ChargeBook:
         last, last_worker = self._last_rank
         if self.timeline.source != "simulated":
             return Blame("idle device", "nothing queued", last)
-        if at_own_paces(self.timeline):
-            return Blame("own pace", "workers", last_worker)
         if self.slow[last_worker]:
             return replace(self._of_slow(last_worker), holder=last_worker)
         if self.chase.late_hosts[last_worker] and not self._staged:

@@ -127,7 +127,7 @@ def _works(run: Timeline) -> list[_OpWork]:
     train = workers(run)
     trains = np.zeros(run.world_size, dtype=bool)
     trains[train] = True
-    per_rank = 1.0 / (max(len(train), 1) * len(window.steps))
+    per_rank = 1.0 / (max(len(train), 1) * window.done)
     seconds, wait, first = _sums(run, trains)
     seconds = seconds * per_rank
     wait = wait * per_rank

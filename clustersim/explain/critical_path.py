@@ -47,7 +47,7 @@ class CriticalPath(msgspec.Struct, frozen=True):
     pieces: list[PathPiece]
     by_kind: dict[str, float]
     by_link: dict[str, float]
-    steps: int
+    steps: float
 
     @property
     def length_s(self) -> float:
@@ -59,7 +59,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     """The path through the steady state."""
     window = steady_window(timeline)
     walk = _PathWalk(timeline, transfer_facts(timeline))
-    steps = len(window.steps)
+    steps = window.done
     path_pieces = [piece for piece in walk.back(window.begin, window.end) if piece.end > piece.begin][::-1]
     names = timeline.links.link_names if timeline.links is not None else ()
     by_kind = defaultdict[str, float](float)

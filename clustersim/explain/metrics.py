@@ -17,7 +17,7 @@ from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import PHASES
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike, step_ends
 from clustersim.explain.occupancy import holds_kernels, is_kernel, occupancy, seconds_of_ops
-from clustersim.explain.pieces import at_own_paces, staged
+from clustersim.explain.pieces import staged, workers
 from clustersim.explain.volume import MemberBytes
 
 
@@ -36,18 +36,18 @@ def summary(
     ----------
     samples_per_step : of all ranks together: micro-batch x accumulation x data-parallel ranks.
     workers : how many ranks, the first ones, the means are over; the others serve. None means all.
-    together : ranks step together, so that the slowest sets the pace; False where each has its own (asynchronous
-        training): rates are then sums over ranks of what each does in its own time.
+    together : ranks step together, so that the slowest sets the pace; False where each may be ahead of others
+        (asynchronous training): rates are then sums over ranks of what each does in its own time.
     peak : [FLOP/s] of one GPU, dense (never the sparse figure) in the dtype of the matrix products, and what it is, in
         words. None leaves ``mfu`` and ``hfu`` None.
 
     Returns a dict. Times are per step, means over ranks, in seconds:
 
     * ``step_time_s``: from the end of the last warm-up step to the end of the run, over ``steady_steps`` (numbers
-      from 0). A step ends when its last rank does: where ranks have paces of their own this is the slowest one's, and
-      ``samples_per_s`` is more than a step's samples over it. ``first_step_s`` is the first.
-    * ``mean_step_s``: where ranks have paces of their own, the step of a rank in the mean over them; all times but
-      ``step_time_s`` and ``first_step_s`` are of it where nobody waits for the slowest; None where all step together.
+      from 0). A step ends when its last rank does. ``first_step_s`` is the first. Where ranks have paces of their own
+      (:attr:`Timeline.own_paces`) it is what all together take for as many samples as a step has, and a mean over ranks
+      counts each by its pace, so that every GPU's second counts the same.
+    * ``slowest_step_s``: where ranks have paces of their own, the slowest one's step; else None.
     * ``samples_per_s`` (all ranks), ``tokens_per_s_per_gpu`` (None without tokens), ``model_flops_per_s_per_gpu``.
     * ``mfu``: model FLOPs (:meth:`Model.flops_per_sample`, no recomputation) over peak; ``hfu``: executed FLOPs over
       peak, recomputation included (PaLM, arXiv:2204.02311, appendix B).
@@ -67,16 +67,9 @@ def summary(
     """
     window = steady_window(timeline)
     world, n = timeline.world_size if workers is None else workers, len(window.steps)
-    a_step = a_mean_step = told_step = window.step_time
-    if not together:
-        pace = own_paces(timeline, window.steps)[:world]
-        a_step = float(1.0 / pace.mean())
-        a_mean_step = float((1.0 / pace).mean())
-    if not together and at_own_paces(timeline):
-        told_step = a_mean_step
-        per_rank, phases = _of_own_steps(timeline, window, pace)
-    else:
-        per_rank, phases = _of_ranks(timeline, window, world)
+    pace = np.full(world, 1.0 / window.step_time) if together else own_paces(timeline, window.steps)[:world]
+    a_step = window.step_time if together else float(1.0 / pace.mean())
+    per_rank, phases = _of_ranks(timeline, window, pace if timeline.own_paces else 1.0 / window.step_time, world)
     nbytes_of = MemberBytes(world)
     busiest = hottest_links(timeline.links, window.begin, window.end, 10)
     executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (n * a_step)
@@ -84,14 +77,14 @@ def summary(
     return {
         "step_time_s": window.step_time,
         "first_step_s": window.first,
-        "mean_step_s": None if together else a_mean_step,
+        "slowest_step_s": float(1.0 / pace.min()) if timeline.own_paces else None,
         "steady_steps": window.steps.tolist(),
         **_rates(model, samples_per_step / a_step, world, executed, peak_flops),
         "peak_flops": peak_flops,
         "peak": peak_text,
-        **_means(per_rank, phases, told_step),
+        **_means(per_rank, phases, window.step_time, pace if timeline.own_paces else None),
         "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: nbytes_of(op)[0]) / n,
-        "hottest_links": [(name, utilisation, nbytes / n) for name, utilisation, nbytes in busiest],
+        "hottest_links": [(name, utilisation, nbytes / window.done) for name, utilisation, nbytes in busiest],
         "per_rank": per_rank,
     }
 
@@ -108,9 +101,10 @@ def _rates(model: Model, samples_per_s: float, world: int, executed: float, peak
     }
 
 
-def _means(per_rank: Columns, phases: dict[str, float], step: float) -> dict[str, Any]:
-    """Means over ranks, and what they leave of a step."""
-    mean = {name: float(column.mean()) for name, column in per_rank.items() if name != "rank"}
+def _means(per_rank: Columns, phases: dict[str, float], step: float, pace: Floats | None) -> dict[str, Any]:
+    """Means over ranks, each as often as its ``pace`` is, and what they leave of a step."""
+    columns = {name: column for name, column in per_rank.items() if name != "rank"}
+    mean = {name: float(np.average(column, weights=pace)) for name, column in columns.items()}
     exposed = mean["exposed_communication_s"]
     idle = max(0.0, step - mean["compute_s"] - exposed)
     shares = {phase: seconds / step for phase, seconds in phases.items()}
@@ -124,13 +118,15 @@ def _means(per_rank: Columns, phases: dict[str, float], step: float) -> dict[str
 @dataclass(frozen=True, eq=False)
 class SteadyWindow:
     """The steady state of a run: its ``steps`` (numbers from 0), from when to when they ran [s], how long the ``first``
-    step of the run took [s], and how many leading steps are ``left_out``."""
+    step of the run took [s], how many leading steps are ``left_out``, and how many steps a mean rank has ``done`` from
+    begin to end."""
 
     steps: Ints
     begin: float
     end: float
     first: float
     left_out: int
+    done: float
 
     @property
     def length(self) -> float:
@@ -140,7 +136,7 @@ class SteadyWindow:
     @property
     def step_time(self) -> float:
         """Seconds of a steady step."""
-        return self.length / len(self.steps)
+        return self.length / self.done
 
 
 WARMUP = 2
@@ -166,7 +162,8 @@ def whole_periods(steps: int, period: int) -> int:
 @kept_with_first(maxsize=None)
 def steady_window(timeline: Timeline) -> SteadyWindow:
     """The window that all figures are taken from: without the first :data:`WARMUP` steps, or in a run of no more,
-    without all but the last; of a measured run without those of :func:`warm_up`.
+    without all but the last; of a measured run without those of :func:`warm_up`. Where workers have paces of their own
+    it is the fastest one's: all still train until it is done.
 
     Raises :class:`ProgramError` for an empty timeline.
     """
@@ -175,7 +172,19 @@ def steady_window(timeline: Timeline) -> SteadyWindow:
     skip = min(WARMUP, len(step_numbers) - 1)
     if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
         skip = min(warm_up(np.diff(end, prepend=begin)), len(step_numbers) - 1)
-    return _after(steps, skip)
+    window = _after(steps, skip)
+    return _while_all_train(timeline, window) if timeline.own_paces else window
+
+
+def _while_all_train(timeline: Timeline, window: SteadyWindow) -> SteadyWindow:
+    """Of a window until the slowest worker is done, the part from when a worker has done its warm-up until one has done
+    its last step."""
+    train = workers(timeline)
+    ended = step_ends(timeline)[:, train]
+    begin = float(ended[window.left_out - 1].min()) if window.left_out else window.begin
+    end = float(ended[-1].min())
+    pace = own_paces(timeline, window.steps)[train]
+    return replace(window, begin=begin, end=end, done=(end - begin) * float(pace.mean()))
 
 
 def window_after(timeline: Timeline, left_out: int) -> SteadyWindow:
@@ -195,6 +204,7 @@ def _after(steps: tuple[Ints, float, Floats], left_out: int) -> SteadyWindow:
         float(end[-1]),
         float(end[0]) - begin,
         left_out,
+        float(len(step_numbers) - left_out),
     )
 
 
@@ -262,11 +272,14 @@ def _per_gpu(timeline: Timeline, window: SteadyWindow, world: int, of_op: Callab
     return float((flops * timeline.ranks_per_op(world)).sum() / world)
 
 
-def _of_ranks(timeline: Timeline, window: SteadyWindow, world: int) -> tuple[Columns, dict[str, float]]:
-    """Seconds per step of each rank, by what its streams do, and of the compute stream by phase, mean over ranks.
+def _of_ranks(
+    timeline: Timeline, window: SteadyWindow, pace: Floats | float, world: int
+) -> tuple[Columns, dict[str, float]]:
+    """Seconds of a step of each rank, by what its streams do, and of the compute stream by phase, mean over ranks.
 
-    Worked out for one rank of each class of equals. A receive is posted, and a rank ahead begins, a step early: spans
-    of every step count for as long as they are in the window.
+    ``pace`` : [steps/s] of each of the first ``world`` ranks, or of all. Worked out for one rank of each class of
+    equals. A receive is posted, and a rank ahead begins, a step early: spans of every step count for as long as they
+    are in the window.
     """
     equals, class_of = alike(timeline)
     # Classes are in order of their first rank: those of the first ranks come first.
@@ -274,31 +287,15 @@ def _of_ranks(timeline: Timeline, window: SteadyWindow, world: int) -> tuple[Col
     class_of = class_of[:world]
     busy = occupancy(timeline, ranks, window.begin, window.end)
     seconds = seconds_of_ops(timeline, world, window.begin, window.end)
-    steps = len(window.steps)
     waits = timeline.source == "simulated" and not staged(timeline)
-    parted = _parted(busy, steps * window.step_time if waits else None)
-    per_rank = {name: (column / steps)[class_of] for name, column in parted.items()}
-    phases = {name: value / (world * steps) for name, value in _by_phase(timeline, seconds).items()}
+    parted = _parted(busy, window.length if waits else None)
+    steps = pace * window.length
+    per_rank = {name: column[class_of] / steps for name, column in parted.items()}
+    phases = {name: value / (world * window.done) for name, value in _by_phase(timeline, seconds).items()}
     return {"rank": np.arange(world), **per_rank}, phases
 
 
-def _of_own_steps(timeline: Timeline, window: SteadyWindow, pace: Floats) -> tuple[Columns, dict[str, float]]:
-    """As :func:`_of_ranks`, of steps that each rank does in its own time: until it has done its last, not until others
-    have done theirs. ``pace`` : (world,) float [steps/s]."""
-    world = len(pace)
-    ended = step_ends(timeline)[:, :world]
-    last = ended[window.steps[-1]]
-    begin = float(np.min(last - len(window.steps) / pace))
-    steps = pace * (last - begin)
-    busy = occupancy(timeline, np.arange(world), begin, window.end)
-    per_rank = {name: column / steps for name, column in _parted(busy, last - begin).items()}
-    seconds = seconds_of_ops(timeline, world, begin, window.end)
-    phases = _by_phase(timeline, seconds)
-    share = float(per_rank["compute_s"].mean()) / (sum(phases.values()) or 1.0)
-    return {"rank": np.arange(world), **per_rank}, {name: share * value for name, value in phases.items()}
-
-
-def _parted(busy: Columns, span: Floats | float | None) -> Columns:
+def _parted(busy: Columns, span: float | None) -> Columns:
     """Of seconds of :func:`clustersim.explain.occupancy.occupancy`, what ``summary`` tells of each rank.
 
     ``span`` : seconds in which a rank that does nothing waits for others; None where that may be something else.

@@ -115,7 +115,7 @@ def _by_key(timeline: Timeline, cut: Pieces, state: PieceState) -> dict[str, flo
     train = np.zeros(timeline.world_size)
     train[workers(timeline)] = 1.0
     weight = np.bincount(cut.class_of, weights=train, minlength=len(cut.ranks))
-    weight = weight / (weight.sum() * len(steady_window(timeline).steps))
+    weight = weight / (weight.sum() * steady_window(timeline).done)
     inside = (cut.state == state) & (cut.op >= 0)
     seconds = np.bincount(cut.op[inside], weights=(cut.seconds * weight[cut.owner])[inside], minlength=len(keys))
     sums: dict[str, float] = {}

@@ -26,7 +26,7 @@ from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import COMPUTE_STREAM, HOST_CALL
-from clustersim.core.timeline import OWN_PACES, OpInfo, Timeline, step_ends
+from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
 from clustersim.explain.occupancy import on_host, stays_on_device
 from clustersim.explain.pace import RankClasses, classes
@@ -146,8 +146,7 @@ class TimePartition:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self._n_streams, self._stream, self._running, self._waiting, self._kernel, self._peer = _of_ops(timeline)
-        structural = staged(timeline) or at_own_paces(timeline)
-        idle = PieceState.BUBBLE if structural else PieceState.STALL
+        idle = PieceState.BUBBLE if staged(timeline) else PieceState.STALL
         self._nothing = idle if timeline.source == "simulated" else PieceState.HOST
 
     def of(self, chosen: RankClasses, spans: Columns, t0: float, t1: float) -> Pieces:
@@ -313,23 +312,6 @@ def staged(timeline: Timeline) -> bool:
     stages = {op.stage for op in kinds(timeline.ops)} - {-1}
     roles = {op.role for op in kinds(timeline.ops)}
     return len(stages or roles) > 1 and not any("server" in role for role in roles)
-
-
-APART = 1.25
-"""How many times as long as the fastest worker the slowest takes at least for as many steps where they are said to have
-paces of their own; below, workers that are alike have drifted apart within a run of few steps."""
-
-
-@kept_with_first(maxsize=None)
-def at_own_paces(timeline: Timeline) -> bool:
-    """Whether nobody waits for anybody (:attr:`clustersim.core.program.Program.own_paces`), and a worker ended its last
-    step before another came to its own last one, and long before it was done."""
-    if not timeline.stats.get(OWN_PACES):
-        return False
-    ended = step_ends(timeline)[:, workers(timeline)]
-    if len(ended) < 2 or ended[-1].min() >= ended[-2].max():
-        return False
-    return bool(ended[-1].max() >= APART * ended[-1].min())
 
 
 def workers(timeline: Timeline) -> Ints:

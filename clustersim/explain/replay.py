@@ -23,12 +23,19 @@ MAX_PASSES = 1000
 """Chains inside one op list (rank i sends to i + 1 in the same op) settle a hop a pass."""
 
 
-def replayed(run: RunGraph, compute: Seconds, transfers: Seconds, needs: list[tuple[int, ...]]) -> Floats:
+def replayed(
+    run: RunGraph,
+    compute: Seconds,
+    transfers: Seconds,
+    needs: list[tuple[int, ...]],
+    by_rank: dict[int, Floats] | None = None,
+) -> Floats:
     """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does.
 
     compute : of a compute op (..., ranks of its role) float [s], nan where it does not run. transfers : of a node, by
         its first op, (..., m) float [s] of its meetings. Axes before the last are replays that are played together.
-        needs : what each op waits for.
+        needs : what each op waits for. by_rank : of the ops in it, when each rank of the role ends them is put there,
+        (..., ranks of its role) float [s], -inf for ranks that do not do them.
     """
     last: dict[int, Floats] = {}
     ends: dict[int, Floats] = {}
@@ -41,6 +48,8 @@ def replayed(run: RunGraph, compute: Seconds, transfers: Seconds, needs: list[tu
                 changed = changed or op not in ends or not np.array_equal(ends[op], end)
                 ends[op] = end
                 did = did_it.get(op)  # a mask takes five times as long: most ops need none
+                if by_rank is not None and op in by_rank:
+                    by_rank[op] = end if did is None else np.where(did, end, -np.inf)
                 last[op] = (
                     np.maximum.reduce(end, axis=-1) if did is None else end.max(axis=-1, where=did, initial=-np.inf)
                 )

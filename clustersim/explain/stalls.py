@@ -11,7 +11,6 @@ An instant of a rank that is not useful compute is charged to
   from step to step. To ``slow rank`` is charged, too, what is exposed of a transfer because it began late for that
   rank's sake (:mod:`clustersim.explain.late_peers`). ``uneven experts``: as both, where the rank computes longer in
   passes of experts, which get more tokens than others.
-* ``own pace``: its steps are done, and it waits for nobody, while a slower worker still has some.
 * ``parameter server``: it waits for a server, or for its link. ``schedule``: it waits for a peer by the schedule's own
   structure (a pipeline's bubble), or its list is over. ``late launch``: it waits for a peer whose device is idle too.
 * ``host copies``, ``host``: copies to and from the host, its optimizer, its input; ``idle device``: nothing is queued.
@@ -54,7 +53,7 @@ class Causes:
 
     timeline: Timeline
     cut: Pieces
-    steps: int
+    steps: float
     charges: list[Charge]
     facts: dict[int, TransferFacts]
     pace: Floats
@@ -93,7 +92,7 @@ class Causes:
 def causes(timeline: Timeline) -> Causes:
     """Charge every instant of the steady state that is no useful compute to its cause."""
     cut = steady_pieces(timeline)
-    steps = len(steady_window(timeline).steps)
+    steps = steady_window(timeline).done
     facts = transfer_facts(timeline)
     pace = pace_ratios(timeline)
     book = ChargeBook(timeline, cut, facts, pace)

@@ -41,10 +41,6 @@ BESIDE_LOSSES = frozenset({"slow rank", "uneven experts", "calls", "host", "host
 what the host takes is neither bubble, transfer nor waiting."""
 
 
-OWN_PACE = "own pace"
-"""The cause that is no loss: a simulation ends with its slowest worker, and a training goes on."""
-
-
 def verdict(
     facts: RunFacts,
     causes: Causes,
@@ -81,18 +77,16 @@ def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
 
 
 def _whose_step(facts: RunFacts) -> str:
-    """Whose step a step's time is: where workers have paces of their own it is the slowest one's, and no samples or
-    MFU follow from it."""
-    if facts.mean_step_s is None:
+    """Whose step a step's time is: where workers have paces of their own, what all take for a step's samples."""
+    if facts.slowest_step_s is None:
         return "a step"
-    return f"a step of the slowest worker, {format_time(facts.mean_step_s)} in the mean over workers"
+    return f"a step of workers at paces of their own, {format_time(facts.slowest_step_s)} of the slowest"
 
 
 def _lost(
     causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float], remedies: Sequence[LossRemedy]
 ) -> str:
-    every_kind = cause_kinds(causes)
-    kinds = [kind for kind in every_kind if kind.first.cause != OWN_PACE]
+    kinds = cause_kinds(causes)
     period = step_word(causes.timeline)
     if step_losses:
         beside = next((kind for kind in kinds if kind.first.cause in BESIDE_LOSSES), None)
@@ -104,9 +98,6 @@ def _lost(
     if not kinds:
         who = "ranks" if causes.on_cpu else "GPUs"
         return f"{who} compute all the time, and {_mostly(causes)}"
-    if kinds[0].share < SMALL and every_kind[0].first.cause == OWN_PACE:
-        done = every_kind[0].share
-        return f"workers wait for nobody: {done:.1%} of the time until the slowest is done, the others' steps are over"
     if kinds[0].share < SMALL:
         why = _why(causes, kinds[0])
         return f"{_mostly(causes)}, and the largest wait is small, {kinds[0].share:.1%}: {why}"

@@ -89,8 +89,9 @@ def waterfall(timeline: Timeline, facts: RunFacts = UNKNOWN, cut: Pieces | None 
     cut : the partition of the steady state, where the caller has it already.
     """
     cut = cut or steady_pieces(timeline)
-    steady = steady_window(timeline).steps
-    of_rank = _sums(timeline, cut) / len(steady)
+    window = steady_window(timeline)
+    steady = window.steps
+    of_rank = _sums(timeline, cut) / window.done
     train = workers(timeline)
     groups = [(-1, train), *(enumerate(pipeline.stages(timeline)) if pipeline.has_pipeline(timeline) else ())]
     weights = ((s, np.bincount(cut.class_of[r], minlength=len(cut.ranks)) / len(r)) for s, r in groups)

@@ -26,12 +26,14 @@ until it is at the peak.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.op_infos import kinds
 from clustersim.core.program import GPU_BOUNDS
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.explain.dimensions import dimension
@@ -127,12 +129,30 @@ def _text(knob: str, factor: float, saving: float) -> str:
 def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
     """Per knob the seconds per step of the steady state, by :func:`summary`'s definition."""
     needs = _early(run) if turned.knobs == ["bucket size"] else run.needs
+    if run.timeline.own_paces:
+        return _at_own_paces(run, turned, steps, needs)
     ends = replayed(run, turned.compute, turned.transfers.__getitem__, needs)
     ends = np.broadcast_to(ends, (len(turned.knobs), ends.shape[-1]))
     of_op = np.array([op.step for op in run.timeline.ops], dtype=np.int64)
     begin = ends[:, of_op < steps.min()].max(axis=1, initial=-np.inf)
     last = ends[:, np.isin(of_op, steps)].max(axis=1)
     step_times: list[float] = ((last - np.where(np.isfinite(begin), begin, 0.0)) / len(steps)).tolist()
+    return step_times
+
+
+def _at_own_paces(run: RunGraph, turned: _KnobReplay, steps: Ints, needs: list[tuple[int, ...]]) -> list[float]:
+    """As :func:`_steps`, of workers at paces of their own: what all together take for a step's samples."""
+    ops = run.timeline.ops
+    edges = int(steps[0]) - 1, int(steps[-1])
+    trains = {op.role for op in kinds(ops) if "server" not in op.role or "worker" in op.role}
+    training = {i: op for i, op in enumerate(ops) if op.step in edges and op.role in trains}
+    by_rank = {i: np.array([]) for i in training}
+    replayed(run, turned.compute, turned.transfers.__getitem__, needs, by_rank)
+    ended = defaultdict[tuple[str, int], Floats](lambda: np.zeros((len(turned.knobs), 1)))
+    for i, op in training.items():
+        ended[op.role, op.step] = np.maximum(ended[op.role, op.step], by_rank[i])
+    took = np.concatenate([ended[role, edges[1]] - ended[role, edges[0]] for role in sorted(trains)], axis=1)
+    step_times: list[float] = (1.0 / (len(steps) / took).mean(axis=1)).tolist()
     return step_times
 
 

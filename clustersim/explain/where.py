@@ -117,7 +117,7 @@ def where(timeline: Timeline) -> list[StageSeconds]:
     train = np.zeros(timeline.world_size)
     train[workers(timeline)] = 1.0
     weight = np.bincount(cut.class_of, weights=train, minlength=len(cut.ranks))
-    return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * len(window.steps)))]
+    return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * window.done))]
 
 
 def told_apart(figures: dict[str, Any], row: StageSeconds) -> dict[str, Any]:

@@ -224,7 +224,7 @@ def _reach(timeline: Timeline, path: CriticalPath, step: float) -> str:
 
 def _path(timeline: Timeline, critical: CriticalPath) -> dict[str, list[tuple[str, ...]]]:
     """By kind and by link (name, seconds, share), and its longest pieces (name, kind, rank, seconds)."""
-    step_length = critical.length_s / max(critical.steps, 1) or 1.0
+    step_length = critical.length_s / critical.steps or 1.0
 
     def shares(parts: Mapping[str, float]) -> list[tuple[str, ...]]:
         """The largest shares of the path: (name, seconds, percent of the step); none that reads as nothing."""

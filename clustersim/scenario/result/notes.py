@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.core.timeline import step_ends
 from clustersim.core.units import format_bytes, format_time
-from clustersim.explain.metrics import steady_window
+from clustersim.explain.metrics import steady_window, window_after
 from clustersim.explain.volume import host_copies
 from clustersim.model.seconds.conv import is_winograd
 from clustersim.scenario.result.beside_published import beside_published
@@ -98,7 +98,8 @@ def _timed_changes(result: Result) -> Iterator[str]:
                 f"{format_time(window.begin)} to {format_time(window.end)} of the run; run.steps makes it longer"
             )
         elif seen < length:
-            took = np.diff([window.begin, *step_ends(result.timeline)[window.steps].max(axis=1)])
+            begin = window_after(result.timeline, window.left_out).begin
+            took = np.diff([begin, *step_ends(result.timeline)[window.steps].max(axis=1)])
             yield (
                 f"{change.match} is changed for {format_time(seen)} of the {format_time(length)} that figures are of, "
                 f"{n} step(s) of {format_time(took.min())} to {format_time(took.max())}; run.steps makes them more"
@@ -119,14 +120,13 @@ def _overlap(change: Change, begin: float, end: float) -> float:
 
 
 def _own_steps(result: Result) -> Iterator[str]:
-    """Whose step the step's time is, where workers differ so much that other figures do not follow from it."""
+    """Whose step the step's time is, where workers differ so much that the slowest one's is another."""
     step = result.summary["step_time_s"]
-    mean = result.summary["mean_step_s"]
-    if step > (1.0 + SETTLED) * mean:
+    slowest = result.summary["slowest_step_s"] or step
+    if slowest > (1.0 + SETTLED) * step:
         yield (
-            f"asynchronous: the step time, {format_time(step)}, is the slowest worker's, and a step takes "
-            f"{format_time(mean)} in the mean over workers; samples per second, MFU and HFU are of all workers, each "
-            "at its own pace, and not those of the step time"
+            f"asynchronous: in the step time, {format_time(step)}, all workers, each at its own pace, do a step's "
+            f"samples; the slowest takes {format_time(slowest)} for its own part"
         )
 
 
