@@ -40,6 +40,7 @@ TOLD_BY_SCRIPTS: list[tuple[str, str, dict[str, str]]] = [
     ("github.com/abhivijay96/nccl-tests", "/alltoall_4", {"notes": "4 threads 1 process"}),
     ("github.com/abhivijay96/nccl-tests", "/sendrecv_2", {"notes": "-g 2 one process"}),
     ("github.com/abhivijay96/nccl-tests", "/sendrecv_4", {"notes": "-g 4 one process"}),
+    ("github.com/abhivijay96/nccl-tests", "", {"nccl_version": "2.7.3"}),
     ("github.com/wohlbier/nccl-tests", "", {"notes": "-g 12 one process"}),
     ("github.com/monsieurconan/NCCL_Simgrid_simulator", "", {"notes": "-g 2 one process"}),
 ]
@@ -47,7 +48,8 @@ TOLD_BY_SCRIPTS: list[tuple[str, str, dict[str, str]]] = [
 
 The logs were made by scripts of their repositories, which say how: test_scripts/{v100_test_para_8card, h800_test,
 a100_test, 4090_test_para_8card}.py set NCCL_PROTO and NCCL_ALGO, slurm_scripts/snellius-h100-n1.job has ``-g 4``; the
-others' logs begin with ``nThread`` and ``nGpus``.
+others' logs begin with ``nThread`` and ``nGpus``, and one of a folder's says which NCCL
+(exps/cw/alltoall_3_cuda_version.txt).
 """
 
 
@@ -59,7 +61,7 @@ def as_told_by_scripts(row: dict[str, str]) -> dict[str, str]:
 
 def test_rows_are_played_as_their_scripts_started_them():
     (path,) = (path for path in TABLES if path.name == "nccl_tests.csv.gz")
-    rows = read_table(path, ["source", "env", "notes"])
+    rows = read_table(path, ["source", "env", "notes", "nccl_version"])
     for of, part, add in TOLD_BY_SCRIPTS:
         own = [row for row in rows if of in row["source"] and part in row["source"]]
         assert own

@@ -13,9 +13,10 @@ from clustersim.cluster import files as fabrics
 from clustersim.cluster.files.schema import Net
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl.p2p_parts import LL_THRESHOLD
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl_backend import NcclChoice, choice, seconds
-from clustersim.collectives.nccl_terms import P2P_LL, host_floor, p2p_device
+from clustersim.collectives.nccl_terms import host_floor, p2p_device
 from clustersim.core.costs import COSTS, overlaid
 from clustersim.core.errors import ProgramError
 from clustersim.core.transports import TRANSPORTS, transport
@@ -166,6 +167,6 @@ def test_a_batch_of_eight_peers_waits_for_the_one_before_it_over_a_network():
         group = Group(machine, fabrics.mesh(machine).gpus)
         return p2p_device(Request("all_to_all", per_peer * group.size), group, COSTS)(0.0)
 
-    for per_peer in (P2P_LL, P2P_LL + 1):  # of neither size by LL, whose buffers a network's sends have not
+    for per_peer in (LL_THRESHOLD, LL_THRESHOLD + 1):  # of neither size by LL, whose buffers a network's sends have not
         more = beyond_the_bytes(4, per_peer) - beyond_the_bytes(2, per_peer)  # 32 peers are 4 batches, 16 are 2
         assert more == pytest.approx(2 * COSTS.hop["net/Simple"], rel=1e-9)

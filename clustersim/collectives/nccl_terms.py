@@ -14,6 +14,7 @@ from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group, Request, bus_factor
 from clustersim.collectives.expert_kernels import kernel_time
 from clustersim.collectives.nccl.constants import constants
+from clustersim.collectives.nccl.p2p_parts import LL_THRESHOLD, P2pParts, parts_of
 from clustersim.collectives.nccl.ratings import generation_row
 from clustersim.collectives.nccl.search import search
 from clustersim.collectives.nccl.view import with_full_nics
@@ -322,12 +323,6 @@ def p2p_law(request: Request, group: Group, costs: CommunicationCosts) -> Callab
     return lambda wire: floored(device(wire), floor, costs)
 
 
-P2P_LL = 2.0**14
-"""Bytes for a peer inside a node up to which a send goes by LL (nccl src/enqueue.cc: NCCL_P2P_LL_THRESHOLD).
-
-Sends over a network share one pool of buffers, which is Simple's: their connections have none of LL's, whatever the
-size (src/transport/net.cc; NCCL_NET_SHARED_BUFFERS, on unless a user says otherwise)."""
-
 BATCH = 8
 """Peers whose sends a kernel has in flight at once (nccl src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH)."""
 
@@ -345,16 +340,19 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:
         per_peer = request.nbytes * float(request.matrix.between.max())
-    protocol = "LL" if per_peer <= P2P_LL else "Simple"
-    hops = kernel_start(request.kind, group, costs) + loads.steps * inner_hop(loads, protocol, group, costs)
+    parts = _parts(request.kind, per_peer, group)
+    hops = kernel_start(request.kind, group, costs) + loads.steps * inner_hop(loads, parts.protocol, group, costs)
     outer = 0.0
     if group_placement.islands > 1:
         outer = loads.net_steps * (costs.hop["net/Simple"] + 2.0 * costs.net_extra[group_placement.net])
     if request.protocol == COPY_ENGINE:
         return lambda wire: hops + outer + wire
-    limit = _channel_limit(per_peer, group, costs)
     later = outer * (math.ceil((_peers(request, group) + 1) / BATCH) - 1)
-    return lambda wire: norm(hops + outer, max(wire, limit), costs.p2p_norm) + later
+    if group_placement.islands > 1:  # NICs are slower than channels
+        return lambda wire: norm(hops + outer, wire, costs.p2p_norm) + later
+    slower = costs.share["nvlink/Simple"] / costs.share[f"nvlink/{parts.protocol}"]
+    carried = slower * parts.nbytes / costs.p2p_channel_rate[group_placement.age]
+    return lambda wire: norm(hops, norm(wire * slower, carried, costs.p2p_channel_norm), costs.p2p_norm)
 
 
 def _peers(request: Request, group: Group) -> int:
@@ -365,16 +363,12 @@ def _peers(request: Request, group: Group) -> int:
     return 1 if request.kind in _TO_ONE else group.size - 1
 
 
-def _channel_limit(per_peer: float, group: Group, costs: CommunicationCosts) -> float:
-    """Seconds a peer's bytes take over the channels a message of that size opens: more of them as it grows.
+def _parts(kind: str, per_peer: float, group: Group) -> P2pParts:
+    """What a peer's bytes are split into.
 
-    Ranks of one process reach into each other's buffers and show no such limit since sends are scheduled as batches
-    (nccl-tests with a thread for each GPU, 2.27 and later); before, two logs of A100s show it for threads and for one
-    process as well.
+    A message says who sends it, not its communicator, which of a pipeline has up to all GPUs of a node.
     """
-    batched = group.nccl_version >= WORK_IN_ARGUMENTS
-    if batched and group.launch != "process_per_gpu" and placement(group).islands == 1:
-        return 0.0
-    age = placement(group).age
-    opened = min(max(per_peer / costs.p2p_channel_bytes[age], 1.0), costs.p2p_max_channels)
-    return per_peer / (opened * costs.p2p_channel_rate[age])
+    if placement(group).islands > 1:
+        return P2pParts("LL" if per_peer <= LL_THRESHOLD else "Simple", 1, per_peer)
+    size = max(group.size, len(group.topology.node_gpus(int(group.nodes[0])))) if kind == "send" else group.size
+    return parts_of(per_peer, size, placement(group).system, group.nccl_version)

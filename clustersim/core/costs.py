@@ -22,9 +22,10 @@ and 4.1 % in the median over cases up to 64 KiB, to 32 MiB and above (``clusters
 --cross-validate publisher``). Inside a node a ring takes ``ring_ends`` of a step beyond its steps, and with the Simple
 protocol the latency of ``simple_ends``.
 
-Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), B no less than their
-channels allow, with a hop more over a network for every further eight peers, and a host floor that grows with the
-peers, since each needs a send and a receive posted. A program's launches run ahead, so the engine plays their D alone.
+Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), inside a node with B of the
+links joined with that of the channels that carry a peer's parts, over a network with a hop more for every further eight
+peers, and a host floor that grows with the peers, since each needs a send and a receive posted. A program's launches
+run ahead, so the engine plays their D alone.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class CommunicationCosts:
     ring_ends: float = 0.4
     # Steps more that Simple waits for there: its first fills a slot with nothing to receive, its last empties one.
     simple_ends: float = 2.12
-    own_copy: float = 0.382  # of a peer's bytes, as ring_ends: an all_to_all copies its own part, which crosses no link
+    own_copy: float = 0.194  # of a peer's bytes, as ring_ends: an all_to_all copies its own part, which crosses no link
     tree_share: float = 0.807
     # Of NVLink's line rate through a switch that reduces. No fitted row has it in a node of Blackwells: theirs
     # is what two clouds' published logs of eight come to, 835 GB/s of busbw (B200) and 840 (GB200, two trays) at 8 GiB.
@@ -121,23 +122,15 @@ class CommunicationCosts:
     tree_levels: float = 1.21  # network hops per log2(nodes), each way
     nvls_latency: float = 24.3 * US
     nvls_tree_hop: float = 20.6 * US
-    # Point to point (all_to_all, send): channels open as the message grows.
-    p2p_share: float = 0.777
+    # Point to point (all_to_all, send): parts of a peer's bytes, each on a channel (collectives/nccl/p2p_parts.py).
+    p2p_share: float = 0.783
     p2p_net_share: float = 0.926
-    send_share: float = 0.8
+    send_share: float = 0.879
     p2p_norm: float = 0.65
+    p2p_channel_norm: float = 2.64  # by which a peer's channels and the links are joined
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=15.2e9, hopper=86.5e9, blackwell=120e9, amd=14e9
+        pascal=10e9, volta=10e9, ampere=14.3e9, hopper=22.2e9, blackwell=26.7e9, amd=14e9
     )
-    p2p_channel_bytes: Mapping[str, float] = _table(
-        pascal=2.2 * 2**20,
-        volta=2.2 * 2**20,
-        ampere=2.21 * 2**20,
-        hopper=66 * 2**20,
-        blackwell=66 * 2**20,
-        amd=2.2 * 2**20,
-    )
-    p2p_max_channels: float = 16.0
     # Host.
     base: float = 5.12 * US
     rooted_base: float = 4.86 * US
@@ -298,7 +291,7 @@ _SECONDS = (
     "hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base", "host_floor", "host_single",
     "host_floor_per_gpu", "host_block", "host_p2p", "host_p2p_peer", "rendezvous", "call", "message", "turn", "copy",
 )  # fmt: skip
-_UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
+_UNITS = {**dict.fromkeys(_SECONDS, "s"), "cache": "B"}
 _UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")
 
 AnyCosts = TypeVar("AnyCosts", bound=CommunicationCosts | GlooCosts | MpiCosts)

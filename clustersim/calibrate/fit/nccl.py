@@ -33,7 +33,7 @@ SPREADS: Mapping[str, float] = {
 :mod:`clustersim.collectives.fitted.priors`."""
 
 _OF_NET = frozenset({"net_extra", "net_share", "rendezvous"})
-_OF_AGE = frozenset({"nvls_share", "p2p_channel_rate", "p2p_channel_bytes"})
+_OF_AGE = frozenset({"nvls_share", "p2p_channel_rate"})
 _GENERATIONS = frozenset({"hop_generation", "share_generation"})
 
 
