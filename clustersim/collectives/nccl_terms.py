@@ -346,7 +346,8 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
     if group_placement.islands > 1:
         outer = loads.net_steps * (costs.hop["net/Simple"] + 2.0 * costs.net_extra[group_placement.net])
     if request.protocol == COPY_ENGINE:
-        return lambda wire: hops + outer + wire
+        alone = _of_engine(request.kind, loads, group, costs)
+        return lambda wire: hops + outer + wire * alone
     later = outer * (math.ceil((_peers(request, group) + 1) / BATCH) - 1)
     if group_placement.islands > 1:  # NICs are slower than channels
         return lambda wire: norm(hops + outer, wire, costs.p2p_norm) + later
@@ -361,6 +362,14 @@ def _peers(request: Request, group: Group) -> int:
         posted = request.matrix.between > 0
         return int(max(posted.sum(axis=0).max(), posted.sum(axis=1).max()))
     return 1 if request.kind in _TO_ONE else group.size - 1
+
+
+def _of_engine(kind: str, loads: PathLoads, group: Group, costs: CommunicationCosts) -> float:
+    """How much longer a copy engine takes for its bytes than links alone let channels: it reaches Simple's share."""
+    if placement(group).islands > 1 or over_pcie(loads):
+        return 1.0
+    links = EDGE_CLASSES.index("nvlink")
+    return float(direct_shares(kind, group, costs)[links]) / costs.share["nvlink/Simple"]
 
 
 def _parts(kind: str, per_peer: float, group: Group) -> P2pParts:
