@@ -204,6 +204,15 @@ def test_channels_of_a_peer_double_once_a_part_is_of_16_mebibytes(mebibytes: int
     assert taken == pytest.approx(measured, rel=0.06)
 
 
+@pytest.mark.parametrize(("name", "channels"), [("hgx-h100", 4), ("dgx-1v", 2)])
+def test_a_message_of_a_pipeline_has_the_channels_of_a_communicator_of_its_node(name: str, channels: int) -> None:
+    on = group(name, 1, 8)
+    pair = Group(on.topology, on.gpus[[0, 3]])
+    nbytes = 2.0**26
+    carried = nbytes / channels / CommunicationCosts().p2p_channel_rate[generation(on.node_type.gpu.sm)]
+    assert carried < seconds(Request("send", nbytes), pair) < 1.3 * carried
+
+
 def test_two_ranks_take_more_than_their_share_of_the_wire() -> None:
     """A ring of R ranks has R - 1 steps and its ends: A100, 512 MiB all_gather on 2 and 8 ranks 1,790 and 2,288 us."""
     two, eight = (seconds(Request("all_gather", 2.0**29), group("hgx-a100", 1, p)) for p in (2, 8))

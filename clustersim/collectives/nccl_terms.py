@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -375,9 +376,14 @@ def _of_engine(kind: str, loads: PathLoads, group: Group, costs: CommunicationCo
 def _parts(kind: str, per_peer: float, group: Group) -> P2pParts:
     """What a peer's bytes are split into.
 
-    A message says who sends it, not its communicator, which of a pipeline has up to all GPUs of a node.
+    A message says who sends it, not its communicator: a pipeline's is taken to have all GPUs of their node.
     """
+    protocol = "LL" if per_peer <= LL_THRESHOLD else "Simple"
     if placement(group).islands > 1:
-        return P2pParts("LL" if per_peer <= LL_THRESHOLD else "Simple", 1, per_peer)
-    size = max(group.size, len(group.topology.node_gpus(int(group.nodes[0])))) if kind == "send" else group.size
-    return parts_of(per_peer, size, placement(group).system, group.nccl_version)
+        return P2pParts(protocol, 1, per_peer)
+    if placement(group).age == "amd":  # RCCL has rules of its own, and its GPUs' links to one peer are narrow
+        return P2pParts(protocol, 1, 0.0)
+    if kind == "send":
+        of_nodes = [group.topology.node_gpus(int(node)) for node in group.node_ids]
+        group = replace(group, gpus=np.concatenate(of_nodes))
+    return parts_of(per_peer, group.size, placement(group).system, group.nccl_version)

@@ -128,8 +128,9 @@ class CommunicationCosts:
     send_share: float = 0.879
     p2p_norm: float = 0.65
     p2p_channel_norm: float = 2.64  # by which a peer's channels and the links are joined
+    # Of one block; those before Ampere are not measured, and taken as an A100's; AMD's is not used.
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=14.3e9, hopper=22.2e9, blackwell=26.7e9, amd=14e9
+        pascal=14.3e9, volta=14.3e9, ampere=14.3e9, hopper=22.2e9, blackwell=26.7e9, amd=14.3e9
     )
     # Host.
     base: float = 5.12 * US
