@@ -51,7 +51,10 @@ SLOW = frozenset(
         "hybrid_rows",
         "interrupt",
         "launch",
+        "launch_said",
         "lessons",
+        "measured",
+        "measured_spans",
         "need",
         "new",
         "partition_kept",
@@ -60,11 +63,20 @@ SLOW = frozenset(
         "plan",
         "plots_figures",
         "readme",
+        "repeated",
         "same_bytes",
         "schedules_torch",
+        "sharded_rows",
+        "step_cross_validation",
+        "trace_figures_agree",
+        "trace_replay",
+        "validate_steps",
     )
 )
 """Files of tests that take ten CPU seconds and more; ``tests/run.py --quick`` leaves them out."""
+
+SAME_STEPS = frozenset(("sharded_rows", "step_cross_validation", "validate_steps"))
+"""Files that play the same published steps, which a process remembers: side by side they run in one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,12 +95,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that says it needs ../shared, so that a run can tell how many there were, and the slow ones,
     which begin: of parallel processes none is left alone with one at the end."""
     for item in items:
-        if item.path.stem.removeprefix("test_") in SLOW:
+        if _subject(item) in SLOW:
             item.add_marker(pytest.mark.slow)
         reasons = (str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skipif"))
         if "shared" in getattr(item, "fixturenames", ()) or any("shared" in reason for reason in reasons):
             item.add_marker(pytest.mark.shared)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, _subject(item) not in SAME_STEPS))
+
+
+def _subject(item: pytest.Item) -> str:
+    """What the file of a test is about."""
+    return item.path.stem.removeprefix("test_")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

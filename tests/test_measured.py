@@ -16,12 +16,15 @@ from clustersim.calibrate.score import grouped
 from clustersim.calibrate.validate_nccl import measured as measured_row
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
+from clustersim.collectives import nccl_backend
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
-from clustersim.collectives.fitted import few_numbers
+from clustersim.collectives.fitted import few_numbers, priors
+from clustersim.collectives.fitted.machine import moved_costs
 from clustersim.collectives.fitted.trusted import improbable
 from clustersim.collectives.nccl_backend import NcclChoice, choice
 from clustersim.collectives.nccl_backend import seconds as predict
+from clustersim.core.costs import flat, most_of
 from clustersim.core.errors import ClusterSimError, TopologyError
 from clustersim.core.topology import Topology
 
@@ -118,6 +121,33 @@ def test_a_part_of_something_stays_below_all_of_it():
     machine_costs = few_numbers(choices, times, kind).costs
     assert 0.25 < machine_costs.empty_steps["LL"] <= 1.0
     assert predict(choices[0], machine_costs) > 2.0 * predict(choices[0], kind)
+
+
+def test_a_machines_constants_are_its_kinds_times_their_own_moves_and_those_of_the_factors():
+    """``base * exp(own + factors)``, a share at most 1 or its kind's; what nothing moves stays."""
+    topology = fabrics.load("hgx-h100", nodes=2)
+    base = costs_of(Group(topology, fabrics.mesh(topology).gpus))
+    before = flat(base)
+    factors = priors().factors
+    rng = np.random.default_rng(0)
+    for names in ((), tuple(name for name in priors().constants if before[name] > 0)):
+        moved = 0.3 * rng.standard_normal(len(factors) + len(names))
+        own = dict(zip((*factors, *names), moved.tolist(), strict=True))
+        after = flat(moved_costs(base, names, moved))
+        assert after.keys() == before.keys()
+        for name, value in before.items():
+            by = (own[name] if name in names else 0.0) + sum(own[f] for f, row in factors.items() if row.moves(name))
+            assert after[name] == pytest.approx(min(value * np.exp(by), max(most_of(name), value)), rel=1e-12), name
+
+
+def test_what_no_constant_has_a_say_in_is_worked_out_once_for_a_fit(monkeypatch):
+    asked = []
+    monkeypatch.setattr(nccl_backend, "host_memory_rate", lambda *what: asked.append(what) or np.inf)
+    topology = fabrics.load("hgx-a100", nodes=2)
+    group = Group(topology, fabrics.mesh(topology, nodes=2).gpus)
+    choices = [choice(Request("all_reduce", nbytes), group) for nbytes in (8.0, 2.0**30)]
+    few_numbers(choices, [60e-6, 0.02], costs_of(group))
+    assert 0 < len(asked) <= len({chosen.picked for chosen in choices})
 
 
 EVERY = 3

@@ -191,12 +191,19 @@ def _limits(group: Group, picked: NcclPick, loads: PathLoads, costs: Communicati
     kind = picked.kind
     algorithm = picked.algorithm
     protocol = picked.protocol
-    memory = host_memory_rate(loads.links, loads.by_class[EDGE_CLASSES.index("to_nic")], group)
+    memory = _memory_rate(group, picked)
     if kind not in TUNED:
         return terms.direct_shares(kind, group, costs), memory, 0.0
     ceiling = min(memory, terms.kernel_ceiling(kind, group, algorithm, protocol, costs))
     hops = terms.hop_time(kind, algorithm, protocol, loads, group, costs)
     return shares_of(algorithm, protocol, group, costs), ceiling, hops
+
+
+@kept_with_topology(maxsize=1024)
+def _memory_rate(group: Group, picked: NcclPick) -> float:
+    """Payload bytes/s of the hosts' memory, on which no constant of the time model has a say."""
+    loads = picked.loads(group)
+    return host_memory_rate(loads.links, loads.by_class[EDGE_CLASSES.index("to_nic")], group)
 
 
 class _GroupLoad(msgspec.Struct, frozen=True, eq=False):

@@ -350,3 +350,13 @@ def overlaid(costs: AnyCosts, values: Mapping[str, float]) -> AnyCosts:
             changed[head] = value
     frozen: Any = {head: _frozen(v) if isinstance(v, dict) else v for head, v in changed.items()}
     return replace(costs, **frozen)
+
+
+def with_tables(costs: AnyCosts, tables: Mapping[str, Mapping[str, float]], single: Mapping[str, float]) -> AnyCosts:
+    """:func:`overlaid` where names are taken apart already: of tables some entries, and single constants, replaced.
+
+    >>> with_tables(COSTS, {"net_share": {"ib": 0.9}}, {"base": 5e-6}).net_share["ib"]
+    0.9
+    """
+    changed: Any = {head: _frozen({**getattr(costs, head), **values}) for head, values in tables.items()}
+    return replace(costs, **changed | dict(single))

@@ -17,7 +17,7 @@ from clustersim.collectives.fitted.bayes import Floats, Posterior, posterior
 from clustersim.collectives.fitted.priors import priors
 from clustersim.collectives.nccl_backend import NcclChoice, seconds_of
 from clustersim.core.calibrated import Constant
-from clustersim.core.costs import CommunicationCosts, flat, most_of, overlaid
+from clustersim.core.costs import CommunicationCosts, flat, most_of, with_tables
 
 LAW_ERRORS = ((2.0**12, 0.1), (2.0**16, 0.2), (2.0**25, 0.25), (np.inf, 0.03))
 """Up to so many bytes, what the law is unsure of with its machine known, in ln: where protocols change, it is the
@@ -79,10 +79,11 @@ def few_numbers(choices: Sequence[NcclChoice], seconds: Sequence[float], base: C
     choices : what NCCL picks for each number's collective. seconds : (n,) measured. base : constants of its kind.
     """
     names, spread = _columns(base)
+    moves = _Moves(base, names)
 
     def log_times(moved: Floats) -> Floats:
         """(rows,) float: logarithms of the predicted seconds, constants moved so far."""
-        times = np.array(list(seconds_of(choices, moved_costs(base, names, moved))))
+        times = np.array(list(seconds_of(choices, moves.costs(moved))))
         return np.asarray(np.log(times), dtype=np.float64)
 
     count = len(priors().factors)
@@ -111,7 +112,8 @@ def expected_times(choices: Sequence[NcclChoice], base: CommunicationCosts) -> E
     names, spread = _columns(base)
     draws = np.random.default_rng(0).standard_normal((DRAWS // 2, len(spread))) * spread
     usual: Floats = np.log(np.array(list(seconds_of(choices, base))))
-    machines = [np.log(list(seconds_of(choices, moved_costs(base, names, by)))) for by in (*draws, *-draws)]
+    moves = _Moves(base, names)
+    machines = [np.log(list(seconds_of(choices, moves.costs(by)))) for by in (*draws, *-draws)]
     apart = np.array(machines) - usual
     return Expected(usual, apart.T @ apart / DRAWS + np.diag(_law_errors(choices) ** 2))
 
@@ -133,17 +135,45 @@ def _law_errors(choices: Sequence[NcclChoice]) -> Floats:
 
 def moved_costs(base: CommunicationCosts, names: Sequence[str], moved: Floats) -> CommunicationCosts:
     """Constants after the factors and ``names`` moved by these logarithms; a share stays a share."""
-    before = flat(base)
-    factors = priors().factors
-    own = dict(zip(names, moved[len(factors) :].tolist(), strict=True))
-    together = dict(zip(factors, moved[: len(factors)].tolist(), strict=True))
-    values = {}
-    for name in _moving(tuple(names)):
-        by = own.get(name, 0.0) + sum(together[factor] for factor in _factors_of(name))
-        if by:
-            value = before[name] * float(np.exp(by))
-            values[name] = min(value, max(most_of(name), before[name]))
-    return overlaid(base, values)
+    return _Moves(base, tuple(names)).costs(moved)
+
+
+class _Moves:
+    """The constants of one machine wherever ``names`` and the factors move them: a fit asks thousands of times."""
+
+    def __init__(self, base: CommunicationCosts, names: tuple[str, ...]) -> None:
+        self.base = base
+        before = flat(base)
+        moving = _moving(names)
+        columns = {name: place for place, name in enumerate(names, len(priors().factors))}
+        self.before = np.array([before[name] for name in moving])
+        self.most = np.maximum([most_of(name) for name in moving], self.before)
+        # One column more, which nothing moves: that of constants which only factors move.
+        self.own = np.array([columns.get(name, len(columns) + len(priors().factors)) for name in moving])
+        self.factors = [np.array([factor in _factors_of(name) for name in moving]) for factor in priors().factors]
+        self.tables: dict[str, tuple[list[str], list[int]]] = {}
+        self.single: list[tuple[str, int]] = []
+        for place, name in enumerate(moving):
+            head, _, key = name.partition(".")
+            if key:
+                keys, places = self.tables.setdefault(head, ([], []))
+                keys.append(key)
+                places.append(place)
+            else:
+                self.single.append((name, place))
+
+    def costs(self, moved: Floats) -> CommunicationCosts:
+        """Where the columns, factors first, moved by these logarithms."""
+        together = np.zeros(len(self.before))
+        for multiplied, by in zip(self.factors, moved.tolist(), strict=False):
+            together += multiplied * by
+        by = np.append(moved, 0.0)[self.own] + together
+        values = np.minimum(self.before * np.exp(by), self.most).tolist()
+        tables = {
+            head: dict(zip(keys, [values[place] for place in places], strict=True))
+            for head, (keys, places) in self.tables.items()
+        }
+        return with_tables(self.base, tables, {name: values[place] for name, place in self.single})
 
 
 @cache
@@ -154,6 +184,7 @@ def _factors_of(name: str) -> tuple[str, ...]:
 _ALL = tuple(flat(CommunicationCosts()))
 
 
+@cache
 def _moving(names: tuple[str, ...]) -> tuple[str, ...]:
     """Constants that a factor or their own column moves, in the order of :class:`CommunicationCosts`."""
     listed = frozenset(names)
