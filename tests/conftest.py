@@ -6,13 +6,13 @@ import gc
 import json
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command_server import command_server
 from hypothesis import settings
 
 # Processes side by side have a core each: threads of linear algebra would only wait for one another, at full speed.
@@ -146,15 +146,15 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def clustersim() -> Command:
-    """Run ``clustersim ARGS...`` in a fresh process, as a person does."""
+def clustersim() -> Iterator[Command]:
+    """Run ``clustersim ARGS...`` in a process of its own, as a person does, whose imports are made already."""
+    with command_server() as start:
 
-    def run(*args: str | Path, cwd: Path | None = None, columns: int = 160) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "clustersim", *map(str, args)]
-        env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(columns)}
-        return subprocess.run(command, cwd=cwd or ROOT, env=env, capture_output=True, text=True, check=False)
+        def run(*args: str | Path, cwd: Path | None = None, columns: int = 160) -> subprocess.CompletedProcess[str]:
+            env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(columns)}
+            return start([*map(str, args)], cwd or ROOT, env)
 
-    return run
+        yield run
 
 
 CAPTURE_SECONDS = {2: 25, 4: 15}

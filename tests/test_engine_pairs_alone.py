@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,12 @@ EVERY_WORKER_SERVES = {
 def played(changes=EVERY_WORKER_SERVES):
     """The Timeline of eight workers that are servers, each a role of its own."""
     return scenario.load("why_parameter_server", changes).run().timeline
+
+
+@cache
+def fast():
+    """As every run is played."""
+    return played()
 
 
 def same(first, second):
@@ -57,10 +65,10 @@ SLOW_WAYS = {
 
 @pytest.mark.parametrize("way", SLOW_WAYS)
 def test_servers_are_the_same_the_slow_way(monkeypatch, way):
-    fast = played()
-    assert len(fast.links.segment_transfer) > len(fast.links.transfer_op)  # rates changed on the way
+    links = fast().links
+    assert len(links.segment_transfer) > len(links.transfer_op)  # rates changed on the way
     monkeypatch.setattr(*SLOW_WAYS[way])
-    same(fast, played())
+    same(fast(), played())
 
 
 def test_nobody_looks_ahead_where_every_role_is_one_rank(monkeypatch):
@@ -76,8 +84,8 @@ def test_a_list_tells_only_of_what_no_other_told(monkeypatch):
     plain = SharingGuess._beside
     monkeypatch.setattr(SharingGuess, "_beside", lambda self, *what: asked.append(what) or plain(self, *what))
     played()
-    fast = len(asked)
+    told_apart = len(asked)
     asked.clear()
     monkeypatch.setattr(SharingGuess, "asks_once", False)
     played()
-    assert fast < 0.9 * len(asked)
+    assert told_apart < 0.9 * len(asked)
