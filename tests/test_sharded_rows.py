@@ -13,6 +13,7 @@ from clustersim.calibrate.score import predicted, read_table
 from clustersim.core.errors import ClusterSimError
 from clustersim.training.strategies.fsdp_config import FSDPConfig
 from clustersim.training.strategies.zero_config import ZeroOptimization
+from tests.evidence import step_play
 from tests.evidence.sharded_rows import is_sharded, read_sharded
 from tests.evidence.software import software
 from tests.evidence.step_play import costs_of, step_time_as_priced
@@ -125,6 +126,15 @@ def test_micro_batches_beyond_the_second_take_what_the_second_adds():
 def test_rows_that_cannot_be_played_say_why(columns, message):
     with pytest.raises(ValueError, match=message):
         read_sharded(row(**columns))
+
+
+def test_a_step_that_was_measured_twice_is_played_once(monkeypatch):
+    played = []
+    monkeypatch.setattr(step_play, "_as_priced", cache(lambda run: played.append(run) or 1.0))
+    first, second = (read_sharded(row(value=value)) for value in ("18000", "17000"))
+    assert first.measured != second.measured
+    assert [step_time_as_priced(run) for run in (first, second)] == [1.0, 1.0]
+    assert len(played) == 1
 
 
 # Accuracy

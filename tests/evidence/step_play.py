@@ -67,9 +67,14 @@ def scaled(cost: StepCost, factor: float) -> StepCost:
     )
 
 
-@lru_cache(maxsize=1024)
 def step_time_as_priced(run: StepRun) -> float:
     """:func:`step_time` at this run's own costs. Rows that differ in what was measured only are played once."""
+    return _as_priced(replace(run, measured=0.0))
+
+
+@lru_cache(maxsize=1024)
+def _as_priced(run: StepRun) -> float:
+    """The same of a run of which nothing was measured."""
     return step_time(run, costs_of(run))
 
 

@@ -21,7 +21,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -194,7 +193,7 @@ def _run(row: Row) -> StepRun:
 def _predict(row: Row, anchors: Mapping[tuple[str, ...], float] | None) -> tuple[float, float]:
     if anchors is None:
         run = _run(row)
-        return run.measured, step_time_as_priced(replace(run, measured=0.0))
+        return run.measured, step_time_as_priced(run)
     if is_sharded(row):
         raise ValueError("FSDP and ZeRO rows have no one-GPU row to anchor on")
     run = read(row)
