@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 from nccl_systems import ALGORITHMS, DGX1, VIEWS, pair_matrix, system, table
 
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group
+from clustersim.collectives.nccl import search as searching
 from clustersim.collectives.nccl.derive import system_of
-from clustersim.collectives.nccl.graph import ChannelGraph
+from clustersim.collectives.nccl.graph import TREE, ChannelGraph
 from clustersim.collectives.nccl.search import _search_view, exec_channels, search
 from clustersim.collectives.nccl.uneven import uneven_nodes
 from clustersim.collectives.nccl.view import NodeView, PcieSlot, System
@@ -53,6 +55,32 @@ def test_what_found_nothing_is_not_walked_again_and_the_answer_is_the_same(
     found = _search_view.__wrapped__(described.views[0], described.sharp)
     monkeypatch.setattr(ChannelWalk, "_state", lambda self: (object(),))  # no state is known
     assert _search_view.__wrapped__(described.views[0], described.sharp) == found
+
+
+def test_a_tree_that_leaves_where_it_came_in_is_not_walked_again_for_other_nics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each attempt of MI300X's eight trees spends its whole budget, and alternating NICs changes none of its steps."""
+    topology = fabrics.load("hgx-mi300x", 2)
+    view = system_of(Group(topology, topology.gpus)).views[0]
+    monkeypatch.setattr(searching, "_BUDGET", 1 << 7)
+    walked = []
+
+    class Walk(ChannelWalk):
+        def run(self):
+            before = self.best
+            outcome = super().run()
+            walked.append((self.ask, before, self.most, outcome))
+            return outcome
+
+    monkeypatch.setattr(searching, "ChannelWalk", Walk)
+    _search_view.__wrapped__(view, False)
+    vain = [row for row in walked if row[0].pattern == TREE and not row[3][0].n_channels]
+    assert len(vain) > 4
+    assert {ask.cross_nic for ask, *_ in vain} == {0}
+    for ask, before, most, outcome in vain[:4]:
+        other = ChannelWalk(wiring(view), replace_struct(ask, cross_nic=2), before, 1 << 7, most).run()
+        assert other == outcome
 
 
 def type_of(text: str) -> float | str:

@@ -144,8 +144,8 @@ class GpuTurns:
             self.ranks[gpu, net] = self._rank_all(gpu, net)
         left = [(peer, intra) for peer, intra in self.ranks[gpu, net] if peer not in visited]
         ranked = [peer for peer, _ in left]
-        alike = all(intra == left[0][1] for _, intra in left)
-        ranked = ranked[::-1] if towards_net == -1 and alike else ranked
+        if towards_net == -1 and all(intra == left[0][1] for _, intra in left):
+            ranked.reverse()
         return self._neighbours(gpu, ranked) if self.wiring.has_switch else ranked
 
     def _rank_all(self, gpu: int, net: int) -> list[tuple[int, tuple[int, int]]]:

@@ -29,6 +29,7 @@ from clustersim.collectives.nccl.room import most_channels
 from clustersim.collectives.nccl.view import DIS, LOC, NVL, PIX, PXN, SYS, NodeView, System
 from clustersim.collectives.nccl.walk import ChannelWalk
 from clustersim.collectives.nccl.wiring import Wiring, wiring
+from clustersim.core.crew_memo import shared_by_crew
 
 MAX_CHANNELS = 64
 _GLOBAL_BUDGET = 1 << 19
@@ -59,6 +60,7 @@ def search_channels(algorithm: str, system: System) -> int:
 
 
 @lru_cache(maxsize=1024)
+@shared_by_crew
 def _search_view(view: NodeView, sharp: bool) -> dict[str, ChannelGraph]:
     wires = wiring(view)
     ring = _ChannelSearch(wires, RING, 1, MAX_CHANNELS // 2).result()
@@ -151,6 +153,9 @@ class _ChannelSearch:
         budget = _SAME_BUDGET if ask.same_channels else _BUDGET
         key = replace(ask, type_intra=self._reach(ask.type_intra, self.kinds_intra))
         key = replace(key, type_inter=self._reach(ask.type_inter, self.kinds_inter))
+        if ask.pattern == TREE and not self.best.n_channels:
+            # It leaves by the NIC it came by; once there is a layout, which of them counts as better differs.
+            key = replace(key, cross_nic=0)
         if key in self.tried:
             left = self.tried[key]
         else:

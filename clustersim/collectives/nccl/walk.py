@@ -8,7 +8,7 @@ the order in which neighbours are tried is part of the answer because the budget
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -23,8 +23,7 @@ _REPLAY = 2
 _LISTED_BUDGET = 1 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class _WalkPlace:
+class _WalkPlace(NamedTuple):
     """A place in the walk: at a GPU, ``step`` GPUs into the channel. ``net_at`` and ``home_at`` are the steps at which
     to go out to a NIC or back to the first GPU (-1: not)."""
 

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from clustersim.core.crew_memo import join_folder, leave_folder
 from clustersim.core.errors import ClusterSimError, needs
 from clustersim.core.main_guard import check_guarded
 
@@ -74,10 +76,19 @@ class InProcessCrew(Crew):
 
 @dataclass
 class Processes(Crew):
-    """``jobs`` processes of this machine, started anew (never forked), and again when one has died."""
+    """``jobs`` processes of this machine, started anew (never forked), and again when one has died.
+
+    They and this process share what is slow to work out (:mod:`clustersim.core.crew_memo`) until it is closed.
+    """
 
     jobs: int
     pool: ProcessPoolExecutor | None = None
+    shared: TemporaryDirectory[str] | None = None
+
+    def __post_init__(self) -> None:
+        with contextlib.suppress(OSError):  # without a place for files each works out its own
+            self.shared = TemporaryDirectory(prefix="clustersim-")
+            join_folder(self.shared.name)
 
     @property
     def ahead(self) -> int:
@@ -89,16 +100,24 @@ class Processes(Crew):
         if self.pool is None:
             from multiprocessing import get_context
 
-            self.pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=follow_parent)
+            folder = "" if self.shared is None else self.shared.name
+            self.pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=_begin, initargs=(folder,))
         return self.pool.submit(fn, *args)
 
     def mend(self) -> bool:
         """One dead worker breaks the whole pool: take another."""
-        self.close()
+        self._stop()
         return True
 
     def close(self) -> None:
-        """Stop the processes, without waiting for what they compute."""
+        """Stop the processes, without waiting for what they compute, and forget what they shared."""
+        self._stop()
+        if self.shared is not None:
+            leave_folder(self.shared.name)
+            self.shared.cleanup()
+            self.shared = None
+
+    def _stop(self) -> None:
         pool = self.pool
         self.pool = None
         if pool is not None:
@@ -108,6 +127,13 @@ class Processes(Crew):
                 worker.terminate()
             for worker in workers:
                 worker.join(timeout=5)
+
+
+def _begin(folder: str) -> None:
+    """In a new worker: follow the process that started it, and share answers in ``folder``, if that is one."""
+    follow_parent()
+    if folder:
+        join_folder(folder)
 
 
 def follow_parent() -> None:
