@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from clustersim.cluster import files as fabrics
 from clustersim.core import gpu_file
-from clustersim.core.device import Assumed, device
+from clustersim.core.device import UNSEEN, Assumed, device
 from clustersim.core.errors import TopologyError
 from clustersim.model.seconds.unstated import doubts, half_width
+from clustersim.scenario.result.trust import trust_in
 
 BARE = 'name = "Bare"\nmemory = "96 GiB"\nbandwidth = "3 TB/s"\n'
 
@@ -79,6 +81,26 @@ def test_a_measured_share_leaves_nothing_to_assume_of_it(tmp_path):
     ours = gpu_file.load(written(tmp_path, text))
     assert ours.matmul["bf16"].value == 0.7
     assert "matmul.bf16" not in {entry.field for entry in ours.assumed}
+
+
+def test_a_share_that_nobody_measured_on_a_generation_widens_what_is_computed_in_it(tmp_path):
+    """Of MI300X products in bf16 are measured, and those in fp8 estimated: 45 % of the peak."""
+    gpu = device("MI300X")
+    assert not doubts(gpu, "bf16")
+    (doubt,) = doubts(gpu, "fp8")
+    assert doubt.assumed.field == "matmul.fp8"
+    assert doubt.assumed.spread == UNSEEN
+    assert 0.05 < doubt.half_width < 0.2
+    assert not doubts(device("H100-SXM5-80GB"), "fp8")
+    wide = trust_in("split", gpu, "fp8")
+    narrow = trust_in("split", gpu, "bf16")
+    assert wide.p90 == pytest.approx(math.hypot(narrow.p90, doubt.half_width))
+    assert wide.p50 > narrow.p50
+    text = 'name = "MI300X-wide"\nextends = "MI300X"\nmemory = "256 GiB"\n'
+    own = gpu_file.load(written(tmp_path, text))
+    assert half_width(own, "fp8") == pytest.approx(doubt.half_width)
+    measured = gpu_file.load(written(tmp_path, text + "matmul = { fp8 = 0.5 }\n"))
+    assert half_width(measured, "fp8") == half_width(own, "bf16") == 0.0
 
 
 def test_a_cache_that_nobody_states_is_assumed_and_said(clustersim, tmp_path):

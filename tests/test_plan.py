@@ -21,6 +21,7 @@ import clustersim
 from clustersim.app import plots
 from clustersim.app.cli import cli
 from clustersim.app.report.plan import front_figure, plan_page
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.core.device import device
@@ -462,7 +463,8 @@ def test_why_options_cannot_be_run_is_said_with_counts():
     reasons = ["tp 3 does not divide 32 heads", "tp 5 does not divide 32 heads", "the GPU has no fp8"]
     failed = [PlanOption(option(i, "fsdp", 1.0).candidate, "error", why) for i, why in enumerate(reasons, 1)]
     failed = [msgspec.structs.replace(each, kind="fsdp") for each in failed]
-    made = {("hgx-a100", 1): SimpleNamespace(node_types=(SimpleNamespace(device="a"), SimpleNamespace(device="b")))}
+    kinds = [SimpleNamespace(device=name, gpu=device(name)) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB")]
+    made = {("hgx-a100", 1): SimpleNamespace(node_types=kinds)}
     found = replace(judged(option(0, "fsdp", 100.0), *failed), topologies=made)
     (why,) = (line for line in told(plan(), found).warnings if "cannot be run" in line)
     assert why == ("3 options cannot be run, by reason 2: tp 3 does not divide 32 heads; 1: the GPU has no fp8")
@@ -693,14 +695,41 @@ def test_what_mfu_is_a_share_of_is_said_where_options_differ_in_it(dtypes, told)
         SimpleNamespace(counts=True, candidate=SimpleNamespace(form=SimpleNamespace(recipe={"dtype": dtype})))
         for dtype in dtypes
     ]
-    searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=options)
+    searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=options, topologies={})
     sentences = list(assumptions(SimpleNamespace(machines=(), campaign=None, run={}), searched))
     assert any("peak of what an option computes in (bf16, fp8)" in sentence for sentence in sentences) == told
 
 
+@pytest.mark.parametrize(("machine", "told"), [("hgx-mi300x", True), ("hgx-h100", False)])
+def test_a_plan_says_what_of_a_dtype_nobody_measured(machine, told):
+    options = [SimpleNamespace(counts=True, candidate=SimpleNamespace(form=SimpleNamespace(recipe={"dtype": "fp8"})))]
+    topologies = {(machine, 1): fabrics.load(machine, nodes=1)}
+    searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=options, topologies=topologies)
+    sentences = list(assumptions(SimpleNamespace(machines=(), campaign=None, run={}), searched))
+    said = [
+        sentence for sentence in sentences if "products in fp8 at 45% of a MI300X's peak is no measurement" in sentence
+    ]
+    assert len(said) == told
+    assert all("its +- is wider" in sentence for sentence in said)
+
+
+def test_a_plan_of_a_gpu_that_is_not_shipped_is_answered(tmp_path):
+    """Its units and its peak are its own file's; a look among the shipped ones refused every such plan."""
+    file = tmp_path / "gpu.toml"
+    file.write_text('[device]\nname = "H100-NEW"\nextends = "H100-SXM5-80GB"\nmemory = "96 GiB"\n')
+    read = plan(machines=[{"topology": "hgx-h100", "device": str(file), "nodes": [1], "usd_per_gpu_hour": 3.0}])
+    tried = msgspec.structs.replace(read.tried, recipe={"dtype": ["bf16", "fp8"]})
+    read = msgspec.structs.replace(read, tried=tried)
+    found = planner.search(read, tmp_path / "plan.toml", tmp_path / "out", planner.SearchOptions(jobs=1))
+    answer = planner.told(read, found, tmp_path / "plan.toml")
+    assert answer.front
+    assert not answer.counts["cannot be run"]
+    assert all(row.mfu for row in answer.front)
+
+
 @pytest.mark.parametrize(("run", "told"), [({}, True), ({"jitter": 0.0}, True), ({"jitter": 0.01}, False)])
 def test_a_plan_whose_options_are_played_without_jitter_says_so_beside_its_ranges(run, told):
-    searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=[])
+    searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=[], topologies={})
     *_, last = assumptions(SimpleNamespace(machines=(), campaign=None, run=run), searched)
     assert "not counted" in last
     assert (
@@ -795,3 +824,18 @@ def test_a_plan_counts_options_row_by_row_and_never_past_its_round():
         count.rows(rows)
     count.end_round()
     assert told == [(2, 10), (3, 10), (5, 10), (6, 10), (6, 10)]
+
+
+def test_a_plan_that_looks_at_options_again_never_counts_back():
+    """What was sketched is run whole later: 1,920 of 1,920 was followed by 1,830."""
+    told = []
+    count = _OptionCount(10, lambda done, total: told.append((done, total)))
+    count.next_pass(10)
+    count.next_round(10, 3)
+    count.end_round()
+    count.next_pass(4)
+    count.next_round(12, 2)
+    count.rows(1)
+    count.end_round()
+    assert told == [(7, 10), (10, 10), (10, 14), (11, 14), (12, 14)]
+    assert count.total == 14

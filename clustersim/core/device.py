@@ -26,12 +26,13 @@ class Figure:
     Parameters
     ----------
     value : in SI units, or a fraction. source : who measured or printed it. estimated : it was carried over from the
-        architecture family or argued, not measured.
+        architecture family or argued, not measured. unseen : nobody measured it on any GPU of the generation.
     """
 
     value: float
     source: str
     estimated: bool = False
+    unseen: bool = False
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,8 @@ def build(name: str, entry: Table) -> Device:
     peak = {dtype: _si(rate, parse_flops) for dtype, rate in entry["peak"].items()}
     estimate = f"estimated from family {entry['family']}: {family['source']}"
     own = {dtype: _figure(pair) for dtype, pair in entry.get("matmul", {}).items()}
-    matmul = {d: own.get(d) or Figure(family["matmul"][d], estimate, True) for d in peak}
+    unseen = family.get("unmeasured", ())
+    matmul = {d: own.get(d) or Figure(family["matmul"][d], estimate, True, d in unseen) for d in peak}
     stream = _figure(entry["stream"]) if "stream" in entry else Figure(family["stream"], estimate, True)
     half = peak.get("fp16", peak["fp32"])
     guessed = [f"{dtype} matmul" for dtype, f in matmul.items() if f.estimated] + ["bandwidth"] * stream.estimated

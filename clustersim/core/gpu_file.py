@@ -305,6 +305,9 @@ def _shares(
         elif base and dtype in base.matmul and dtype not in changed:
             figure = base.matmul[dtype]
             matmul[dtype] = [figure.value, f"estimated: as {base.name}" if figure.estimated else figure.source]
+            if figure.unseen:
+                value = f"{figure.value:.0%} of the peak, which nobody measured on {arch}"
+                assumed.append(Assumed(f"matmul.{dtype}", value, dtype, UNSEEN))
         else:
             value = families()[arch]["matmul"].get(dtype, 0.7)
             matmul[dtype] = [value, f"estimated: of its generation {arch}"]

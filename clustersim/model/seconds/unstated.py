@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from clustersim.core.device import DTYPES, Assumed, Device, Figure
+from clustersim.core.device import DTYPES, UNSEEN, Assumed, Device, Figure
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Execution, setting
 from clustersim.model.seconds.price import price
@@ -34,6 +34,9 @@ class Doubt(msgspec.Struct, frozen=True):
 def doubts(gpu: Device, dtype: str = "") -> tuple[Doubt, ...]:
     """Each assumed figure of a GPU and what it costs, in ``dtype`` (bf16, or what the GPU has)."""
     chosen = dtype or next(name for name in ("bf16", "fp16", "fp32") if name in gpu.peak)
+    entries = (*gpu.assumed, *_unseen(gpu, gpu.runs_as(chosen)))
+    if not entries:
+        return ()
     usual = _block_seconds(gpu, chosen)
     return tuple(
         Doubt(
@@ -41,8 +44,16 @@ def doubts(gpu: Device, dtype: str = "") -> tuple[Doubt, ...]:
             _block_seconds(_moved(gpu, entry, 1.0 - entry.spread), chosen) / usual - 1.0,
             _block_seconds(_moved(gpu, entry, 1.0 + entry.spread), chosen) / usual - 1.0,
         )
-        for entry in gpu.assumed
+        for entry in entries
     )
+
+
+def _unseen(gpu: Device, dtype: str) -> tuple[Assumed, ...]:
+    """The share of its peak that products in ``dtype`` reach, where nobody measured it on the GPU's generation."""
+    figure = gpu.matmul[dtype]
+    if not figure.unseen:
+        return ()
+    return (Assumed(f"matmul.{dtype}", f"{figure.value:.0%} of the peak, {figure.source}", dtype, UNSEEN),)
 
 
 def half_width(gpu: Device, dtype: str = "") -> float:

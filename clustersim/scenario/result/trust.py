@@ -116,7 +116,7 @@ def trust_in(kind: str, gpu: Device, dtype: str, left: float = 1.0) -> Trust:
     is_counted = any(item.field == "generation" for item in gpu.assumed)  # and is in what is assumed
     arch = "" if is_counted else gpu.arch
     around = ranges.of_step(kind, arch=arch)
-    assumed = half_width(gpu, dtype) if gpu.assumed else 0.0
+    assumed = half_width(gpu, dtype)
     half = math.hypot(around.p50, ranges.HALF_OF_NINE * assumed)
     nearly_all = math.hypot(around.p90, assumed)
     unseen = "" if ranges.has_steps(arch) else f"{gpu.name} ({arch})"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from msgspec import UNSET, structs
 
 from clustersim.core import ranges
-from clustersim.core.device import device
 from clustersim.scenario.file.reading import Table, override
 from clustersim.studies.plan.campaigns import goodput
 from clustersim.studies.plan.candidates import RUN, base
@@ -162,10 +161,10 @@ def _mfu(option: PlanOption, found: SearchResult, dtype: str) -> float | None:
         return option.result.mfu
     candidate = option.candidate
     topology = found.topologies[candidate.machine.label, candidate.nodes]
-    gpus = {kind.device for kind in topology.node_types}
+    gpus = {kind.device: kind.gpu for kind in topology.node_types}
     if len(gpus) > 1 or not found.flops:
         return None
-    gpu = device(gpus.pop())
+    (gpu,) = gpus.values()
     return found.flops * candidate.batch / option.step_s / candidate.gpus / gpu.peak[gpu.runs_as(dtype)]
 
 
@@ -199,6 +198,22 @@ def landscape(searched: SearchResult) -> Iterator[Degrees]:
         yield Degrees(*pair, shown if fits else None, sure, pair == own)
 
 
+def _estimated(searched: SearchResult, dtypes: Sequence[str]) -> Iterator[str]:
+    """What products reach on a GPU where that is no measurement of its own."""
+    said = set()
+    for (label, _), topology in searched.topologies.items():
+        for kind in topology.node_types:
+            for dtype in sorted({kind.gpu.runs_as(dtype) for dtype in dtypes}):
+                figure = kind.gpu.matmul[dtype]
+                if figure.estimated and (label, kind.device, dtype) not in said:
+                    said.add((label, kind.device, dtype))
+                    wider = ", so that its +- is wider by what that may be off" if figure.unseen else ""
+                    yield (
+                        f"{label}: products in {dtype} at {figure.value:.0%} of a {kind.gpu.name}'s peak is no "
+                        f"measurement of it ({figure.source}){wider}: matmul.{dtype} of a GPU file says yours"
+                    )
+
+
 NO_JITTER = "options are played without jitter, every GPU at its usual pace: `jitter` in the plan's [run] plays it"
 """Of a plan that says nothing of jitter; a scenario's own default has some."""
 
@@ -224,6 +239,7 @@ def assumptions(plan: PlanFile, searched: SearchResult) -> Iterator[str]:
         )
     recipes = (option.candidate.form.recipe for option in searched.options if option.counts)
     dtypes = sorted({str(recipe.get("dtype", searched.dtype)) for recipe in recipes})
+    yield from _estimated(searched, dtypes)
     if len(dtypes) > 1:
         yield (
             f"MFU is over the dense peak of what an option computes in ({', '.join(dtypes)}): it compares options of "

@@ -94,9 +94,10 @@ def search(
         runner = Runner(plan, path, store, took, team)
         for rough in (False,) if how.exhaustive else (True, False):
             waiting = seen.waiting(best, rough=rough)
+            count.next_pass(len(waiting))
             while waiting:
                 turn, waiting = _next_round(waiting, seen, how.exhaustive, rough)
-                count.next_round(len(seen.options) - len(waiting), len(turn))
+                count.next_round(count.total - len(waiting), len(turn))
                 seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)
                 count.end_round()
         searched = seen.done()
@@ -104,13 +105,18 @@ def search(
 
 
 class _OptionCount:
-    """How many of a plan's options are done with, told row by row: a round of long runs may take minutes."""
+    """How many of a plan's options are done with, told row by row: a round of long runs may take minutes. Those that a
+    later pass looks at again count again, so that it never goes back."""
 
     def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
         self.total = total
         self.tell = tell
         self.done = 0
         self.after_round = 0
+
+    def next_pass(self, waiting: int) -> None:
+        """So many are looked at, some of them again."""
+        self.total = max(self.total, self.done + waiting)
 
     def next_round(self, after_round: int, running: int) -> None:
         """``running`` options begin; when they end, ``after_round`` are done with."""

@@ -12,7 +12,6 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
-from clustersim.core.device import device
 from clustersim.core.economics import DAY, HOUR, GpuRates, RunningCosts, costs, rates, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.mesh import Mesh
@@ -367,10 +366,10 @@ class KnownCandidates:
     def _of_model(self) -> tuple[float, tuple[str, ...]]:
         """FLOPs of a sample, and what is usual and not tried; nothing of a model that cannot be read."""
         options = [option.candidate for option in self.options]
-        names = {kind.device for top, _ in self.sieve.machines.values() for kind in top.node_types}
+        gpus = {kind.device: kind.gpu for top, _ in self.sieve.machines.values() for kind in top.node_types}
         with suppress(ClusterSimError):
             flops = model_of(scenario_of(self.plan, self.path, options[0])).flops_per_sample()
-            left_out = untried(self.plan, self.path, options, [device(name) for name in sorted(names)])
+            left_out = untried(self.plan, self.path, options, [gpus[name] for name in sorted(gpus)])
             return flops, tuple(left_out)
         return 0.0, ()
 

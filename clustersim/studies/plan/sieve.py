@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import output_folder, together
 from clustersim.scenario.run.held import held
@@ -76,11 +75,16 @@ class OptionSieve(KnownMachines):
                     yield option.number, RefusedOption("error", str(error))
 
     def _lacks(self, option: PlanCandidate) -> str:
-        """That the GPU has no units for what a recipe computes in; empty where it has."""
+        """That the GPU has no units for what a recipe computes in; empty where it has.
+
+        Who has units for 8 bits has frameworks that train in them, with one scale a tensor: Transformer Engine, below
+        Megatron-LM and DeepSpeed, from sm89 on (``check_fp8_support``) and ROCm's of it on gfx94x and gfx95x; torchao,
+        below torchtitan, from sm89 and gfx942 on (torchtitan pull request 3760).
+        """
         dtype = option.form.recipe.get("dtype")
         topology, mesh = self.machines[self.place(option)]
         for kind in np.unique(topology.vertex_node[mesh.gpus]).tolist():
-            gpu = device(topology.node_types[kind].device)
+            gpu = topology.node_types[kind].gpu
             if dtype is not None and gpu.runs_as(dtype) != dtype:
                 return f"{gpu.name} has no {dtype}"
         return ""
