@@ -403,6 +403,15 @@ def judged(*options):
     return SearchResult(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
 
 
+def test_the_fewest_gpus_are_no_reason_where_every_option_has_as_many():
+    """Each of a front on 64 GPUs was told to be the fewest GPUs, and some nothing else."""
+    cheaper = msgspec.structs.replace(option(1, "fsdp", 90.0), objectives=(-90.0, 0.05, 8.0, 0.05))
+    same = judged(option(0, "fsdp", 100.0), cheaper)
+    assert not any("fewest" in why_on_front(one, same) for one in same.front)
+    larger = judged(option(0, "fsdp", 180.0, gpus=16), option(1, "fsdp", 100.0))
+    assert [("fewest" in why_on_front(one, larger)) for one in larger.front] == [False, True]
+
+
 def test_a_small_advantage_that_is_not_certain_is_tempting_and_a_large_one_is_taken():
     found = judged(option(0, "fsdp", 100.0), option(1, "zero", 104.0))
     assert [one.kind for one in found.front] == ["fsdp"]

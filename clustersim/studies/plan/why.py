@@ -15,7 +15,8 @@ FASTEST = "the fastest"
 AS_FAST = "as fast"
 EVEN = 0.005
 """Of rates that differ by less than this share neither is called slower: it would print as 0 %."""
-NAMES = (FASTEST, "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
+FEWEST = "the fewest GPUs"
+NAMES = (FASTEST, "the cheapest per {unit}", FEWEST, "the least energy per {unit}")
 """Of the front's objectives, in order."""
 
 
@@ -23,10 +24,13 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     """What it is best at, or between whom it is the best trade, errors counted."""
     unit = "token" if searched.tokens else "sample"
     front = searched.front
+    one_size = len({rival.candidate.gpus for rival in searched.options if rival.counts}) == 1
     best = [
         name.format(unit=unit)
         for k, name in enumerate(NAMES)
-        if option.robust[k] == min(other_option.robust[k] for other_option in front) and math.isfinite(option.robust[k])
+        if not (name == FEWEST and one_size)  # which says nothing of the one, and hides what it is better at
+        and option.robust[k] == min(other_option.robust[k] for other_option in front)
+        and math.isfinite(option.robust[k])
     ]
     if not option.has_room:
         best.append(fit_of(option))
