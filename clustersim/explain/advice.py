@@ -69,22 +69,28 @@ def room_words(facts: RunFacts, factor: float) -> str | None:
     return f"{twice}, memory: {running_out(share)}" if share > UNLIKELY else f"{twice} fits in memory"
 
 
+BUT_RUNS_OUT = ", but it may run out of memory"
+
+
 def may_run_out(share: float) -> str:
     """What stands behind advice whose memory may run out, so likely."""
-    return f", but it may run out of memory (likelihood {share:.0%})"
+    return f"{BUT_RUNS_OUT} (likelihood {share:.0%})"
 
 
 def roomy(text: str, state: str, needed: float, device: float, runs_out: float = 0.0) -> str:
-    """A what-if of memory with its verdict.
+    """A what-if of memory with its verdict, which takes the place of an earlier one of a rougher look.
 
     text : what it would save. state : of :mod:`clustersim.core.memory_states`. needed, device : [bytes], asked and
     there. runs_out : how likely.
 
     >>> roomy("batch x2 would save 5.0%", "fits", 1.0, 2.0)
     'batch x2 would save 5.0%'
+    >>> roomy("batch x2 would save 5.0%" + may_run_out(0.91), "may run out", 1.9, 2.0, 0.9)
+    'batch x2 would save 5.0%, but it may run out of memory (likelihood 90%)'
     >>> roomy("batch x2 would save 5.0%", "does not fit", 2**34, 2**33)
     'batch x2 would not fit in memory: it needs at least 16 GiB of 8 GiB'
     """
+    text = text.partition(BUT_RUNS_OUT)[0]
     if state == DOES_NOT_FIT:
         turned = text.partition(" would save ")[0]
         return f"{turned} {NO_ROOM} in memory: it needs at least {format_bytes(needed)} of {format_bytes(device)}"
