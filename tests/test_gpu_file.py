@@ -103,6 +103,13 @@ def test_a_share_that_nobody_measured_on_a_generation_widens_what_is_computed_in
     assert half_width(measured, "fp8") == half_width(own, "bf16") == 0.0
 
 
+def test_what_is_assumed_of_a_dtype_is_told_of_steps_in_it(clustersim, tmp_path):
+    """`check` tried it on a block in bf16, and said that no step depends on it."""
+    file = written(tmp_path, 'name = "MI300X-wide"\nextends = "MI300X"\nmemory = "256 GiB"\n')
+    (line,) = (line for line in clustersim("check", file).stdout.splitlines() if "matmul.fp8" in line)
+    assert "a block in fp8 takes -" in line
+
+
 def test_a_cache_that_nobody_states_is_assumed_and_said(clustersim, tmp_path):
     text = BARE + 'generation = "sm86"\nsms = 84\nclock = "1.8 GHz"\ntdp_w = 300\npeak = { bf16 = "155 TFLOP/s" }\n'
     file = written(tmp_path, text)

@@ -63,9 +63,13 @@ def _of_gpu(gpu: Device) -> Iterator[str]:
     yield f"{'':24s} {gpu.sms} SMs at {gpu.clock / 1e6:,.0f} MHz, {gpu.tdp:,.0f} W, generation {gpu.arch}"
     for doubt in doubts(gpu):
         entry = doubt.assumed
+        block = "a block"
         moved = "no step depends on it"
+        if entry.moves in gpu.peak:  # what acts on one dtype is told of steps in that
+            block = f"a block in {entry.moves}"
+            doubt = next(other for other in doubts(gpu, entry.moves) if other.assumed == entry)
         if doubt.half_width >= NOTHING:
-            moved = f"a block takes {doubt.faster:+.1%} to {doubt.slower:+.1%}"
+            moved = f"{block} takes {doubt.faster:+.1%} to {doubt.slower:+.1%}"
         yield f"assumed: {entry.field:15s} {entry.value} (+-{entry.spread:.0%}: {moved})"
     if gpu.assumed:
         yield f"together they put steps up to {half_width(gpu):.0%} off, nine times in ten; ranges are wider by that"
