@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import clustersim
 from clustersim.cluster import files as fabrics
 from clustersim.core import gpu_file
 from clustersim.core.device import UNSEEN, Assumed, device
@@ -108,6 +109,17 @@ def test_what_is_assumed_of_a_dtype_is_told_of_steps_in_it(clustersim, tmp_path)
     file = written(tmp_path, 'name = "MI300X-wide"\nextends = "MI300X"\nmemory = "256 GiB"\n')
     (line,) = (line for line in clustersim("check", file).stdout.splitlines() if "matmul.fp8" in line)
     assert "a block in fp8 takes -" in line
+
+
+def test_a_split_model_runs_on_a_gpu_that_is_not_shipped(tmp_path):
+    """The note on its host looked for it among the shipped ones, so that no split model ran on it."""
+    file = written(tmp_path, 'name = "A100-wide"\nextends = "A100-SXM4-80GB"\nmemory = "96 GiB"\n')
+    ours, shipped = (
+        clustersim.load("1f1b_gpt2_xl_1x8_a100", {"cluster.device": name}).prepare()
+        for name in (str(file), "A100-SXM4-80GB")
+    )
+    assert ours.device.name == "A100-wide"
+    assert set(shipped.notes) <= set(ours.notes)
 
 
 def test_a_cache_that_nobody_states_is_assumed_and_said(clustersim, tmp_path):

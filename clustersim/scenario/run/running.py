@@ -10,7 +10,7 @@ from clustersim.cluster.files.changes import NO_SUCH_NODE, WHAT_IF
 from clustersim.cluster.files.check import hidden_parts
 from clustersim.cluster.files.networks import NO_EFFECT
 from clustersim.core import limits
-from clustersim.core.device import AS_IS, Device, Speed, device
+from clustersim.core.device import AS_IS, Device, Speed
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
@@ -270,7 +270,7 @@ def _hosts(parts: ScenarioParts, cost: StepCost) -> Iterator[str]:
         return
     from clustersim.scenario.run.split_step import local_cost
 
-    law = local_cost(scenario, device(parts.card.name), cost).host
+    law = local_cost(scenario, parts.card, cost).host
     if law is not None and not law.known:
         yield (
             f"host: nobody here has measured how long {parts.split.parallel.framework} takes to call a layer; "
