@@ -1,4 +1,5 @@
-"""What of a recipe would make a step fit that does not: bounds from the parts of its memory, without another run."""
+"""What of a recipe would make a step fit that does not, without another run: the memory of a change is laid out anew
+where its field alone says it, and bounded by the parts of memory where more would change."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.tomls import plainly
 from clustersim.core.units import format_bytes
+from clustersim.scenario.run.held import held as held_by
 
 if TYPE_CHECKING:
     from clustersim.scenario.result import Result
@@ -21,10 +25,15 @@ OF_STATES = ("parameters", "gradients", *OF_OPTIMIZER)
 
 @dataclass(frozen=True)
 class Relief:
-    """A change of the recipe, in words of its fields, and the bytes of the fullest GPU that it frees ``at_most``."""
+    """A change of the recipe, in words of its fields, and the bytes of the fullest GPU that it frees ``at_most``; or
+    exactly, where those were laid out (``exact``)."""
 
     what: str
     at_most: float
+    exact: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what} frees {'' if self.exact else 'up to '}{format_bytes(self.at_most)}"
 
 
 def making_fit(result: Result) -> Iterator[str]:
@@ -35,10 +44,10 @@ def making_fit(result: Result) -> Iterator[str]:
     missing = -result.verdict.spare
     if missing <= 0:
         return
-    reliefs = sorted(_reliefs(result), key=lambda relief: -relief.at_most)
+    reliefs = sorted((relief for relief in _reliefs(result) if relief.at_most > 0), key=lambda relief: -relief.at_most)
     if not reliefs:
         return
-    told = ", ".join(f"{relief.what} frees up to {format_bytes(relief.at_most)}" for relief in reliefs)
+    told = ", ".join(map(str, reliefs))
     enough = "" if reliefs[0].at_most >= missing else "; none of them is enough alone"
     yield f"to make room for {format_bytes(missing)}: {told}{enough} (`clustersim memory --set` says what each leaves)"
 
@@ -52,12 +61,12 @@ def _reliefs(result: Result) -> Iterator[Relief]:
     if samples > 1:
         fewer = samples // 2
         freed = _sum(held, OF_SAMPLES) * (1.0 - fewer / samples)
-        yield Relief(f"strategy.micro_batch_size = {fewer}", freed)
+        yield _laid_out(result, "strategy.micro_batch_size", fewer, freed)
     recomputes = file.model.activation_checkpointing != "none"
     if file.parallel is not None:
         recomputes = recomputes or file.parallel.recompute_granularity is not None
     if not recomputes:
-        yield Relief("model.activation_checkpointing = 'full'", held.get("activations", 0.0))
+        yield _laid_out(result, "model.activation_checkpointing", "full", held.get("activations", 0.0))
     yield from _of_split(result, held)
 
 
@@ -68,16 +77,26 @@ def _of_split(result: Result, held: Mapping[str, float]) -> Iterator[Relief]:
     ranks = result.prepared.mesh.size("dp")
     if parallel is not None and parallel.tp > 1 and not parallel.sequence_parallel:
         freed = held.get("activations", 0.0) * (1.0 - 1.0 / parallel.tp)
-        yield Relief("parallel.sequence_parallel = true", freed)
+        yield _laid_out(result, "parallel.sequence_parallel", True, freed)
     if kind == "ddp" and ranks > 1:
         if parallel is None:
             yield Relief(f"strategy.kind = 'fsdp' over {ranks} ranks", _sum(held, OF_STATES) * (1.0 - 1.0 / ranks))
         elif not parallel.use_distributed_optimizer:
             freed = _sum(held, OF_OPTIMIZER) * (1.0 - 1.0 / ranks)
-            yield Relief(f"parallel.use_distributed_optimizer = true over {ranks} ranks", freed)
+            yield _laid_out(result, "parallel.use_distributed_optimizer", True, freed, f" over {ranks} ranks")
     if parallel is not None:
         gpus = "" if ranks % 2 == 0 else " on twice the GPUs"
         yield Relief(f"parallel.pp = {2 * parallel.pp}{gpus}", 0.5 * _sum(held, OF_STATES))
+
+
+def _laid_out(result: Result, field: str, value: str | float, bound: float, words: str = "") -> Relief:
+    """A change of one field with the bytes that it frees; at most ``bound`` where the recipe refuses it so."""
+    what = f"{field} = {repr(value) if isinstance(value, str) else plainly(value)}{words}"
+    try:
+        after = held_by(result.scenario.changed({field: value})).use.total
+    except ClusterSimError:
+        return Relief(what, bound)
+    return Relief(what, result.memory.total - after, exact=True)
 
 
 def _sum(held: Mapping[str, float], parts: tuple[str, ...]) -> float:
