@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,20 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
         return _traced(path, overrides)
     if _is_config(path):
         return from_hf(path, **overrides)
-    name = _known(str(name_or_path))
+    shipped_name = _known(str(name_or_path))
+    try:
+        return _shipped(shipped_name, tuple((key, type(value), value) for key, value in sorted(overrides.items())))
+    except TypeError:  # an override that cannot be hashed
+        return _named(shipped_name, overrides)
+
+
+@lru_cache(maxsize=64)
+def _shipped(name: str, overrides: tuple[tuple[str, type, Any], ...]) -> Model:
+    """A shipped model; a plan asks for it with each of its options."""
+    return _named(name, {key: value for key, _, value in overrides})
+
+
+def _named(name: str, overrides: Table) -> Model:
     if name in _DESCRIBED:
         network, known = _DESCRIBED[name]
         return network(name, **_only(name, overrides, known))

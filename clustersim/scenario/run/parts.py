@@ -355,7 +355,7 @@ def _optimizer(scenario: Scenario) -> str | None:
 def smallest_card(topology: Topology, mesh: Mesh) -> Device:
     """The GPU of the ranks; the one with least memory where node types are mixed."""
     cards: dict[str, Device] = {}
-    for node in topology.vertex_node[mesh.gpus[: mesh.workers]].tolist():
+    for node in np.unique(topology.vertex_node[mesh.gpus[: mesh.workers]]).tolist():
         kind = topology.node_types[node]
         cards[kind.device] = kind.gpu
     return min((cards[name] for name in sorted(cards)), key=lambda card: card.memory_bytes)
