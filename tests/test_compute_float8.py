@@ -186,6 +186,15 @@ def test_a_recipe_that_the_tensor_cores_do_not_have_is_refused(recipe: str, name
         where(recipe, name=name)
 
 
+@pytest.mark.parametrize("name", ["L40S", "RTX-4090", "MI300X"])
+def test_blockwise_scales_begin_with_hopper_as_in_transformer_engine(name: str) -> None:
+    """Its ``_compute_fp8_block_scaling_support`` asks for compute capability 9.0; Ada has one scale a tensor."""
+    with pytest.raises(ScenarioError, match=f"blockwise.*{name}.*it has tensorwise, rowwise$"):
+        where("blockwise", name=name)
+    where("tensorwise", name=name)
+    where("blockwise", name="H100-SXM5-80GB")
+
+
 def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ScenarioError, match="rowwise"):
         where("rowise")

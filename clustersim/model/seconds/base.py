@@ -19,8 +19,10 @@ FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "m
 ``tensorwise``."""
 BLOCKS: Mapping[str, str] = {"blockwise": "fp8_block", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 """Recipes whose scales are of blocks -> arithmetic of the kernel law."""
-SINCE: Mapping[str, int] = {"blockwise": 89, "mxfp8": 100, "nvfp4": 100}
-"""Of those, the least compute capability: tensor cores that multiply by the scales of blocks begin with Blackwell."""
+SINCE: Mapping[str, int] = {"blockwise": 90, "mxfp8": 100, "nvfp4": 100}
+"""Of those, the least compute capability (Transformer Engine pytorch/quantization.py,
+``_compute_fp8_block_scaling_support`` and its like; ROCm's of it has no blockwise): tensor cores that multiply by the
+scales of blocks begin with Blackwell."""
 
 BLACKWELL = 100
 """Compute capability from which PyTorch's own choice is cuDNN's attention where there is one
