@@ -30,8 +30,9 @@ EARLIER = {"vit", "roberta", "xlm-roberta", "camembert", "bert", "mpt"}
 EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "mellum", "deepseek_v2", "deepseek_v3", "opt", "gemma4_text"}
 """Types whose experts are listed one by one, as transformers 4 has them; and OPT and Gemma 4, whose final norm or
 further table stands where it runs: names are compared without their order."""
-UNBUILT = {"kimi_k2"}
-"""Types that transformers has no class for; their fields are another's."""
+UNBUILT = {"kimi_k2", "longcat_flash"}
+"""Types that transformers has no class for, and whose fields are another's; and LongCat, whose class makes gates and
+ups of experts that compute nothing: ``test_models_later.py`` compares it without them."""
 NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 """Types whose class fails without ``head_dim``, which it has not by default."""
 OWN_HEADS = {"gemma4_text", "mimo_v2_flash", "minimax_m3_vl_text"}
@@ -207,6 +208,19 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         words = ["linear_attention", "moe", "full_attention", "mlp"]
         config["layers_block_type"] = words + rng.choices(words, k=rng.randint(0, 4))
         config["moe_latent_size"] = rng.choice([None, 24])
+    if kind == "bailing_hybrid":
+        config |= {"layer_group_size": rng.choice([2, 3]), "short_conv_kernel_size": rng.choice([2, 4])}
+    if kind == "cohere2_moe":
+        words = {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"]}
+        config |= {name: rng.choices(pair, k=layers) for name, pair in words.items()} if rng.random() < 0.5 else {}
+        config |= {"prefix_dense_intermediate_size": 56, "num_shared_experts": rng.choice([0, 2])}
+    if kind == "laguna":
+        config |= {"gating": rng.choice([True, "per-head", "per-element"])}
+        config |= {"num_attention_heads_per_layer": rng.choices([heads, 2 * heads], k=layers)}
+    if kind == "hyperclovax":
+        config["use_post_norm"] = rng.random() < 0.5
+    if kind == "afmoe":
+        config |= {"num_shared_experts": rng.choice([1, 2]), "global_attn_every_n_layers": rng.choice([2, 4])}
     if kind == "glm_moe_dsa":
         config |= indexers_of_some(layers, rng)
     if kind == "gemma4_text":
@@ -345,7 +359,7 @@ def counted_flops(config: dict[str, Any], tokens: int) -> int:
 OTHERWISE = {
     "jamba", "bamba", "falcon_h1", "granitemoehybrid", "minimax", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
     "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "llama4_text",
-    "deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text", *IMAGES,
+    "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text", *IMAGES,
 }  # fmt: skip
 """Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
 token, sparse attention as a mask; and vit, which reads no tokens."""

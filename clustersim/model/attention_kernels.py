@@ -46,6 +46,37 @@ def latent_projections(s: TransformerShape, a: Latent) -> K.Kernels:
     )
 
 
+def low_rank_projections(s: TransformerShape) -> K.Kernels:
+    """Queries of plain attention through a projection of low rank, its norm, and one up to all heads; keys and values
+    are projections of the block's input (Step 3's multi-matrix factorization attention, arXiv:2507.19427)."""
+    t = s.seq_len
+    h = s.d_model
+    return (
+        K.linear("q_down", t, h, s.q_rank),
+        _latent_norm(s, "q_latent_norm", s.q_rank),
+        replace(K.linear("q_up", t, s.q_rank, s.width), cut="column"),
+        K.sharing_input(K.linear("k", t, h, s.key_elements)),
+        K.sharing_input(K.linear("v", t, h, s.value_elements)),
+    )
+
+
+def output_gate(s: TransformerShape) -> K.Kernels:
+    """What scales the heads' outputs by a gate; with its projection, where that is not part of the queries'."""
+    if not (s.attn_gate or s.output_gate):
+        return ()
+    t = s.seq_len
+    elements = float(t) * s.heads * s.value_dim
+    if s.attn_gate:
+        return (K.memory("attention_gate", elements, K.Passes(5, 9, 2, 3), cut="heads", saved=2),)
+    each = s.output_gate == "element"
+    projected = K.linear("gate_projection", t, s.d_model, s.heads * (s.value_dim if each else 1))
+    # Of whole heads, the gate itself is small: forward reads and writes the output; backward makes its gradient (a
+    # pass in, one out) and the gate's, the sum over the head of a product that is written and read again.
+    passes = K.Passes(5, 9, 2, 3) if each else K.Passes(2, 6, 2, 4)
+    scaled = K.memory("attention_gate", elements, passes, cut="heads", saved=2 if each else 1)
+    return (replace(K.sharing_input(projected), cut="column"), scaled)
+
+
 def _latent_norm(s: TransformerShape, name: str, width: int) -> Kernel:
     """A norm of the latent vector, whose scaling counts as a product (as Megatron-LM counts it among its FLOPs)."""
     flops = 2.0 * s.seq_len * width

@@ -49,6 +49,8 @@ MLPS = ("dense", "experts", "none")
 QK_NORMS = ("head", "heads", "width", "plain", "values")
 """A norm of queries and keys has one weight for all heads, a weight for each head, is over all heads together (OLMo 2),
 or has no weight (Llama 4); or values have one, too, that has no weight (Gemma 4)."""
+OUTPUT_GATES = ("", "element", "head")
+"""What a gate of attention's output scales: nothing, each element (Trinity), or each head as a whole (Laguna)."""
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
 LIMITED = frozenset(("sliding", "chunked", "reused"))
 """Kinds of attention to some of the tokens."""
@@ -84,6 +86,8 @@ class TransformerShape:
         (Gemma's, OLMo 2's), where Llama's multiplies behind it. wide_rotation : queries and keys are rotated in fp32
         (OLMo's).
     attn_gate : queries have a gate of their size, whose sigmoid scales the heads' outputs (Qwen3-Next).
+    output_gate : so does a gate with a projection of its own, from :data:`OUTPUT_GATES`.
+    q_rank : queries of plain attention go through a projection of this rank and its norm (Step 3); 0 for one product.
     mixers, mlps : of each block, from :data:`MIXERS` and :data:`MLPS`, repeated where there are more blocks; two mixers
         side by side are joined by ``+`` (Falcon-H1). Empty where all blocks attend, and have experts where ``experts``
         says.
@@ -159,6 +163,8 @@ class TransformerShape:
     wide_norms: bool = False
     wide_rotation: bool = False
     attn_gate: bool = False
+    output_gate: str = ""
+    q_rank: int = 0
     mixers: tuple[str, ...] = ()
     mlps: tuple[str, ...] = ()
     widths: tuple[int, ...] = ()
@@ -342,7 +348,7 @@ def checked(shape: TransformerShape) -> TransformerShape:
         raise ModelError(f"{shape.name}: {shape.experts.per_token} of {shape.experts.count} experts per token")
     choices = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS, "attention": ATTENTION}
     choices |= {"implementation": IMPLEMENTATIONS, "experts_implementation": EXPERTS_IMPLEMENTATIONS, "head": HEADS}
-    choices |= {"norm_places": NORM_PLACES, "qk_norm_of": QK_NORMS, "kv_from": KV_FROM}
+    choices |= {"norm_places": NORM_PLACES, "qk_norm_of": QK_NORMS, "kv_from": KV_FROM, "output_gate": OUTPUT_GATES}
     for field, choice in choices.items():
         if getattr(shape, field) not in choice:
             raise ModelError(

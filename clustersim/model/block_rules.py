@@ -9,6 +9,7 @@ from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
+from clustersim.model.later_rules import refuse_others
 from clustersim.model.sizes import Heads
 
 _ATTENTION = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -153,21 +154,12 @@ def minimax_m3(c: Config, values: Values) -> None:
     freq = c.listed("moe_layer_freq", "1 for each block with experts")
     sparse_blocks = _truths(c, "moe_layer_freq", freq, layers) if freq else [True] * layers
     _mlp_words(c, values, sparse_blocks, told=not freq)
-    _refuse_others(c, {"n_shared_experts": (1, None), "attention_output_gate": (False, None)})
+    refuse_others(c, {"n_shared_experts": (1, None), "attention_output_gate": (False, None)})
     if c.data.get("moe_intermediate_size") not in {None, values["experts.width"]}:
         raise ModelError(
             f"{c.where}: 'moe_intermediate_size' = {c.data['moe_intermediate_size']!r}, but 'intermediate_size' = "
             f"{values['experts.width']}, which is the experts' width, too; they must be one number"
         )
-
-
-def _refuse_others(c: Config, known: dict[str, tuple[Any, ...]]) -> None:
-    """Raises :class:`ModelError` for a field with another value than those that are described."""
-    for field, may_be in known.items():
-        value = c.data.get(field)
-        c.read.add(field)
-        if value not in may_be:
-            raise ModelError(f"{c.where}: '{field}' = {value!r} is not described; only {may_be[0]!r} is")
 
 
 def minimax_tower(c: Config, values: Values) -> None:

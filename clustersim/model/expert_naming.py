@@ -53,7 +53,7 @@ def expert_parts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
         return lambda name: tuple(t for i in every for t in _mlp(f"{name}.{i}", routed, e.width, names, "expert_"))
 
     return {
-        "router": linear_part(s.d_model, e.count, bias=e.bias),
+        "router": linear_part(s.d_model, e.count + e.zero, bias=e.bias),
         "expert_norm": linear_part(1, s.d_model, bias=s.norm_bias, there=e.norms),
         "router_scale": tensor_part(s.d_model, there=e.scales),
         "expert_scale": tensor_part(e.count, there=e.scales),
@@ -62,7 +62,7 @@ def expert_parts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
         "experts_joined": lambda name: _joined(name, routed, e),
         "latent_in": linear_part(s.d_model, row, bias=s.mlp_bias, there=e.latent > 0),
         "latent_out": linear_part(row, s.d_model, bias=s.mlp_bias, there=e.latent > 0),
-        "correction": tensor_part(e.count, there=e.correction),
+        "correction": tensor_part(e.count + e.zero, there=e.correction),
         "shared": lambda name: _mlp(name, s, e.shared, names, bias=s.mlp_bias) if e.shared else (),
         "shared_plain": lambda name: _mlp(name, s, e.shared, names) if e.shared else (),
         "shared_gate_up": lambda name: _shared_gate_up(name, s, e.shared) if e.shared else (),

@@ -32,9 +32,10 @@ def expert_kernels(s: TransformerShape, e: Experts) -> Kernels:
     ahead = {name: K.norm(s, name) for name in EXPERT_NORMS} if e.norms else {}
     return (
         *_listed(ahead, "norm_router"),
-        K.linear("router", t, h, e.count),
+        # Its n is the experts that compute.
+        replace(K.linear("router", t, h, e.count + e.zero), n=e.count),
         # Its n and k: groups of experts, and how many of them a token's experts may be in.
-        replace(K.memory("top_k", float(t * e.count), K.Passes(6, 6, 6, 6)), n=e.groups, k=e.group_limit),
+        replace(K.memory("top_k", float(t * (e.count + e.zero)), K.Passes(6, 6, 6, 6)), n=e.groups, k=e.group_limit),
         *_listed(ahead, "norm_experts"),
         *narrowed,
         K.memory("dispatch", routed * row, K.Passes(2, 3), cut="expert"),

@@ -54,7 +54,9 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         where it says nothing else; ``reads`` and ``sets`` are added to that row's.
     embedding, attention, block, head : ``"PART NAME"`` of each module or tensor, parts of
         :mod:`clustersim.model.naming`; a block's attention stands before its other parts.
-    block_name : what stands before a block's names, ``{}`` for its number. mtp : of modules that predict further
+    block_name : what stands before a block's names, ``{}`` for its number; where two blocks are one layer of the class,
+        ``{pair}`` for the layer's, and ``{half}`` in a block's names for which of the two it is.
+    mtp : of modules that predict further
         tokens, numbered after the last block.
     scores : whose passes over attention scores its eager code makes, a key of ``SCORES``.
     reads : dimensions of a Shape (``experts.count`` for one of its parts) to fields of the config; the first that is

@@ -79,7 +79,7 @@ def shape_from_hf(
         hint = nearest("", by_type())
         raise ModelError(f"{where}: missing 'model_type', which says whose tensors these are; {hint}")
     if kind not in by_type():
-        raise ModelError(_unknown(where, kind))
+        raise ModelError(_unknown(where, kind) + _read_inside(data))
     row = by_type()[kind]
     family = families()[row]
     fields = config_of(where, data, kind)
@@ -155,6 +155,16 @@ def _unknown(where: str, kind: str) -> str:
             "blocks may be written in its place, or a row added to data/families (clustersim/README.md)"
         )
     return f"{where}: unknown model_type {kind!r}; {hint}"
+
+
+def _read_inside(data: Table) -> str:
+    """What of a config that is not read is: its decoder's table."""
+    for field in ("text_config", "llm_config", "language_config"):
+        table = data.get(field)
+        kind = table.get("model_type") if isinstance(table, dict) else None
+        if isinstance(kind, str) and kind in by_type():
+            return f"; its decoder alone is read, {kind}: write the table '{field}' as a config.json of its own"
+    return ""
 
 
 def _may_be_meant(kind: str, known: str) -> bool:

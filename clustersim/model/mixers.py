@@ -95,21 +95,31 @@ def delta_kernels(s: TransformerShape) -> K.Kernels:
 
 
 def kda_kernels(s: TransformerShape) -> K.Kernels:
-    """Kimi Delta Attention (arXiv:2510.26692): a gate for each channel of a key, from a projection of low rank."""
+    """Kimi Delta Attention (arXiv:2510.26692): a gate for each channel of a key, from a projection of low rank, or in
+    Ling 3 from a whole one."""
     d = _sizes(s, s.delta, "delta")
     t = s.seq_len
     h = s.d_model
+    forget: K.Kernels = (_columns("forget", t, h, d.key_width),)
+    output: K.Kernels = (_columns("output", t, h, d.value_width),)
+    if not d.whole_gates:
+        forget = (
+            K.sharing_input(K.linear("forget_down", t, h, d.value_dim)),
+            _columns("forget_up", t, d.value_dim, d.key_width, first=True),
+        )
+        output = (
+            K.sharing_input(K.linear("output_down", t, h, d.value_dim)),
+            _columns("output_up", t, d.value_dim, d.value_width, first=True),
+        )
     return (
         _columns("q", t, h, d.key_width, first=True),
         _columns("k", t, h, d.key_width),
         _columns("v", t, h, d.value_width),
         short_convolution(t, 2 * d.key_width + d.value_width, d.conv),
-        K.sharing_input(K.linear("forget_down", t, h, d.value_dim)),
-        _columns("forget_up", t, d.value_dim, d.key_width, first=True),
+        *forget,
         _columns("linear_gates", t, h, d.value_heads),
         *delta_rule(s, d, "kimi_delta_rule", float(t * d.key_width)),
-        K.sharing_input(K.linear("output_down", t, h, d.value_dim)),
-        _columns("output_up", t, d.value_dim, d.value_width, first=True),
+        *output,
         _output_norm(s, float(t) * d.value_width),
         _rows("out", t, d.value_width, h),
     )

@@ -24,7 +24,13 @@ def block(s: TransformerShape, i: int) -> Tensors:
     rows = family.attention + family.block
     if i == 0:
         rows = tuple(row for row in rows if not row.startswith("norm_later "))
-    return _made(s, rows, family.block_name.format(i) + ".")
+    rows = tuple(row.replace("{half}", str(i % 2)) for row in rows)
+    return _made(s, rows, _block_name(family.block_name, i) + ".")
+
+
+def _block_name(name: str, i: int) -> str:
+    """What stands before the names of block ``i``; ``{pair}`` is its number where two blocks are one layer."""
+    return name.format(i, pair=i // 2)
 
 
 def head(s: TransformerShape) -> Tensors:
@@ -38,7 +44,7 @@ def mtp(s: TransformerShape, i: int) -> Tensors:
     family = families()[s.family]
     number = s.layers + i
     block_place = family.mtp.index("block")
-    ahead = family.block_name.format(number) + "."
+    ahead = _block_name(family.block_name, number) + "."
     first, last = (_made(s, rows, ahead) for rows in (family.mtp[:block_place], family.mtp[block_place + 1 :]))
     return (*first, *block(s.of_block(number), number), *last)
 
@@ -131,6 +137,7 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
         "norm_2": linear_part(1, h, bias=s.norm_bias, there=not s.norm_places.startswith("parallel")),
         "two_norm": linear_part(1, h, bias=s.norm_bias, there=s.norm_places == "parallel_two"),
         "not_two_norm": linear_part(1, h, bias=s.norm_bias, there=s.norm_places != "parallel_two"),
+        "norm_behind": linear_part(1, h, bias=s.norm_bias, there=s.norm_places == "both"),
         "layer_scale": tensor_part(h),
         "qkv": gpt2_part(s, h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
         "q": linear_part(h, queries, "column", bias=s.qkv_bias, there=attends),
@@ -156,7 +163,8 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
     a = s.latent or Latent(0, 0, 0, 0, 0)
     plain = attends and s.latent is None
     latent = attends and s.latent is not None
-    low = latent and a.q_rank > 0
+    rank = a.q_rank if latent else s.q_rank
+    low = attends and rank > 0
     normed = s.qk_norm and plain
     wide = s.qk_norm_of in {"width", "heads"}
     each = s.qk_norm_of in {"head", "values"}
@@ -172,14 +180,20 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
         "k_wide_norm": tensor_part(s.kv_width, "column", there=normed and wide),
         "q_each_norm": _each_norm(s.heads, s.head_dim, there=normed),
         "k_each_norm": _each_norm(s.kv_heads, s.head_dim, there=normed),
-        "q_down": linear_part(h, a.q_rank, bias=s.qkv_bias, there=low),
-        "q_norm": tensor_part(a.q_rank, "sequence", there=low),
-        "q_up": linear_part(a.q_rank, s.width, "column", there=low),
+        "q_down": linear_part(h, rank, bias=s.qkv_bias, there=low),
+        "q_norm": tensor_part(rank, "sequence", there=low),
+        "q_up": linear_part(rank, s.width, "column", there=low),
         "q_whole": linear_part(h, s.width, "column", bias=s.qkv_bias and plain, there=attends and not low),
         "kv_whole": linear_part(h, s.kv_width, "column", bias=s.qkv_bias, there=plain),
         "kv_down": linear_part(h, a.kv_rank + a.rope, bias=s.qkv_bias, there=latent),
         "kv_norm": tensor_part(a.kv_rank, "sequence", there=latent),
         "kv_up": linear_part(a.kv_rank, s.heads * (a.nope + a.value), "column", there=latent),
+        "output_gate": linear_part(
+            h,
+            s.heads * (s.value_dim if s.output_gate == "element" else 1),
+            "column",
+            there=attends and bool(s.output_gate),
+        ),
         "values_out": linear_part(s.heads * s.value_dim, h, "row", bias=s.out_bias, there=attends),
         "index_q": linear_part(seen, s.indexer.heads * s.indexer.dim if s.indexer else 0, there=index),
         "index_k": linear_part(h, s.indexer.dim if s.indexer else 0, there=index),

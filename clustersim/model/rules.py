@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clustersim.core.errors import ModelError
-from clustersim.model import block_rules, hybrid_rules
+from clustersim.model import block_rules, hybrid_rules, later_rules
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
@@ -356,6 +356,13 @@ RULES: dict[str, Rule] = {
     "searched": block_rules.searched,
     "minimax_m3": block_rules.minimax_m3,
     "minimax_tower": block_rules.minimax_tower,
+    "post_norms": later_rules.post_norms,
+    "bailing": later_rules.bailing,
+    "bailing_hybrid": later_rules.bailing_hybrid,
+    "longcat": later_rules.longcat,
+    "step3": later_rules.step3,
+    "laguna": later_rules.laguna,
+    "cohere2_moe": later_rules.cohere2_moe,
     "neox": _neox,
     "one_key": _one_key,
     "falcon": _falcon,

@@ -61,7 +61,8 @@ PURPOSE = {
 }
 """What a dimension is, for messages."""
 
-_NONE = ("experts.shared", "experts.shared_of", "experts.dense_first", "experts.groups", "experts.group_limit")
+_NONE: tuple[str, ...] = ("experts.shared", "experts.shared_of", "experts.dense_first", "experts.groups")
+_NONE += ("experts.group_limit", "experts.zero")
 """Dimensions that may be zero."""
 _EMPTY = dict.fromkeys(
     ("window", "latent.q_rank", "embed_dim", "experts.groups", "experts.group_limit", "experts.latent"), 0

@@ -23,6 +23,8 @@ class Experts(msgspec.Struct, frozen=True):
         the model's.
     norms : the router, the routed experts and what all tokens visit have norms of their own in front, and the latter
         two behind, too (Gemma 4). scales : the router scales what it reads and each expert by learned vectors.
+    zero : further choices of the router that compute nothing (LongCat-Flash's zero experts), which ``per_token`` does
+        not count.
     """
 
     count: int
@@ -40,6 +42,7 @@ class Experts(msgspec.Struct, frozen=True):
     latent: int = 0
     norms: bool = False
     scales: bool = False
+    zero: int = 0
 
     def row(self, width: int) -> int:
         """Elements of a token as routed experts see it, in a model of this ``width``."""
@@ -130,6 +133,7 @@ class Delta(msgspec.Struct, frozen=True):
     key_heads, value_heads : heads of queries and keys, and of values; the latter are a multiple of the former.
     key_dim, value_dim : elements of a head. conv : tokens that the short convolution in front sees.
     chunk : tokens that are computed as one dense block (64 in flash-linear-attention and transformers).
+    whole_gates : of Kimi's rule, forget and output gates are one product each (Ling 3), not two of low rank.
     """
 
     key_heads: int
@@ -138,6 +142,7 @@ class Delta(msgspec.Struct, frozen=True):
     value_dim: int
     conv: int = 4
     chunk: int = 64
+    whole_gates: bool = False
 
     @property
     def key_width(self) -> int:

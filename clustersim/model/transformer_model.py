@@ -318,6 +318,8 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
     queries = s.width * (2 if s.attn_gate else 1)
     if s.latent:
         projections = list(attention_kernels.latent_projections(s, s.latent))
+    elif s.q_rank:
+        projections = list(attention_kernels.low_rank_projections(s))
     elif _splits_qkv(s):
         made = {"k": s.key_elements, "v": s.value_elements if s.kv_from == "own" else 0}
         own = (K.sharing_input(K.linear(name, t, h, width)) for name, width in made.items() if width)
@@ -330,10 +332,7 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
             projections.append(K.memory("qkv_split", joined, K.Passes(0, 2, 0, 1), cut="heads"))
     if s.indexer:
         projections += attention_kernels.indexer_kernels(s, s.indexer)
-    gate: K.Kernels = ()
-    if s.attn_gate:
-        elements = float(t) * s.width
-        gate = (K.memory("attention_gate", elements, K.Passes(5, 9, 2, 3), cut="heads", saved=2),)
+    gate = attention_kernels.output_gate(s)
     return (*projections, *attention_kernels.attention(s), *gate, K.linear("out", t, s.heads * s.value_dim, h))
 
 
@@ -346,7 +345,7 @@ def _backward_sums(s: TransformerShape) -> K.Kernels:
     biases = [wide] * (s.qkv_bias and s.attends) + [s.d_ff] * ((1 + s.gated) * dense_bias)
     row_biases = [h] * ((s.out_bias and s.attends) + dense_bias)
     apart = {"own": 2, "keys": 1, "earlier": 0}[s.kv_from] if _splits_qkv(s) else 0
-    attention = (1 if s.latent else apart) if s.attends else 0
+    attention = (1 if s.latent else apart) + bool(s.output_gate) if s.attends else 0
     mlp = 1 if s.gated and (s.experts or dense) and not naming.has(s, "gate_up") else 0
     return (*K.bias_gradients(s, biases, row_biases), *K.input_gradient_sums(s, attention + mlp))
 

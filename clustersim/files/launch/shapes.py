@@ -80,6 +80,8 @@ OTHER_KINDS = (
     "qk_norm_of",
     "sinks",
     "attn_gate",
+    "output_gate",
+    "q_rank",
     "value_size",
     "kv_from",
     "mtp",

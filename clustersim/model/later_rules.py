@@ -1,0 +1,143 @@
+"""Rules of families of 2025 and 2026 with experts or norms of their own (see :mod:`.rules`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clustersim.core.errors import ModelError
+from clustersim.model.config import Config
+from clustersim.model.hybrid_rules import Values
+from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
+from clustersim.model.sizes import Heads
+
+
+def refuse_others(c: Config, known: dict[str, tuple[Any, ...]]) -> None:
+    """Raises :class:`ModelError` for a field with another value than those that are described."""
+    for field, may_be in known.items():
+        value = c.data.get(field)
+        c.read.add(field)
+        if value not in may_be:
+            raise ModelError(f"{c.where}: '{field}' = {value!r} is not described; only {may_be[0]!r} is")
+
+
+def post_norms(c: Config, values: Values) -> None:
+    """HyperCLOVA X has norms behind its halves where its config says so."""
+    if c.flag("use_post_norm", False):
+        values["norm_places"] = "both"
+
+
+def bailing(c: Config, values: Values) -> None:
+    """Ling's shared experts are as wide as its routed ones; Ming's routers of images and sound are not described."""
+    width = values["experts.width"]
+    shared = c.data.get("moe_shared_expert_intermediate_size")
+    if shared not in {None, width}:
+        raise ModelError(
+            f"{c.where}: 'moe_shared_expert_intermediate_size' = {shared!r} is not described; only {width}, which is "
+            "'moe_intermediate_size', is"
+        )
+    refuse_others(c, {"multi_gate": (False, None), "use_sliding_window": (False, None)})
+    if c.kind == "bailing_moe_v2" and not c.has("moe_router_enable_expert_bias"):
+        values["experts.correction"] = True
+
+
+_OF_LING_2_5 = ("group_norm_size", "linear_silu", "linear_rope")
+"""Fields of Ling 2.5's linear attention, which has the same ``model_type`` as Ling 3."""
+
+
+def bailing_hybrid(c: Config, values: Values) -> None:
+    """Ling 3; Ling 2.5 has another linear attention under the same ``model_type``."""
+    named = " ".join(map(str, c.listed("architectures", "names of classes")))
+    told = [field for field in _OF_LING_2_5 if c.has(field)]
+    if told or "V2_5" in named:
+        why = f"'{told[0]}' = {c.data[told[0]]!r}" if told else f"'architectures' = {named}"
+        raise ModelError(
+            f"{c.where}: {why} is of Ling 2.5, whose linear attention is Lightning Attention beside latent attention, "
+            "which is not described; of bailing_hybrid only Ling 3, with Kimi's delta rule, is"
+        )
+
+
+def longcat(c: Config, values: Values) -> None:
+    """LongCat-Flash: each layer is two blocks, the first with experts beside its MLP; some experts are none."""
+    refuse_others(c, {"attention_method": ("MLA", None), "zero_expert_type": ("identity", None)})
+    for field in ("emb_neighbor_num", "emb_split_num", "ngram_vocab_size_ratio"):
+        if c.has(field):
+            raise ModelError(
+                f"{c.where}: '{field}' = {c.data[field]!r} is of an embedding of n-grams (LongCat-Flash-Lite), which "
+                "is not described; null says that there is none"
+            )
+    said = c.data.get("num_hidden_layers")
+    if said is not None and said not in {values["layers"], 2 * values["layers"]}:
+        raise ModelError(
+            f"{c.where}: 'num_hidden_layers' = {said!r}, but 'num_layers' = {values['layers']}; leave the first out"
+        )
+    values["layers"] *= 2
+    values |= {"mixers": ("full",), "mlps": ("experts", "dense"), "experts.shared": values["d_ff"]}
+    zero = values.get("experts.zero") or 0
+    count = values["experts.count"]
+    visited = values["experts.per_token"]
+    values |= {"experts.zero": zero, "experts.per_token": max(round(visited * count / (count + zero)), 1)}
+    values["experts.correction"] = True
+
+
+def step3(c: Config, values: Values) -> None:
+    """Step 3: blocks with experts by number, all but the first where nothing says which."""
+    layers = values["layers"]
+    listed = c.value("moe_layers_enum")
+    if isinstance(listed, str):
+        listed = listed.split(",")
+    try:
+        sparse = set(range(1, layers)) if listed is None else {int(number) for number in listed}
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"{c.where}: 'moe_layers_enum' = {c.data['moe_layers_enum']!r} must be numbers of blocks, such as '4,5,6'"
+        ) from None
+    if not sparse or min(sparse) < 0 or max(sparse) >= layers:
+        raise ModelError(
+            f"{c.where}: 'moe_layers_enum' = {c.data.get('moe_layers_enum')!r} must name some of the {layers} blocks, "
+            f"from 0 to {layers - 1}"
+        )
+    values |= {"mixers": ("full",), "mlps": shortest(["experts" if i in sparse else "dense" for i in range(layers)])}
+
+
+_GATINGS = {True: "head", "per-head": "head", "per-element": "element", False: ""}
+
+
+def laguna(c: Config, values: Values) -> None:
+    """Laguna's gate behind attention, the heads of each block, and which have experts: all but the first by default."""
+    refuse_others(c, {"moe_apply_router_weight_on_input": (False, None)})
+    gating = c.value("gating")
+    if gating not in _GATINGS:
+        raise ModelError(f"{c.where}: 'gating' = {gating!r} must be true, false, 'per-head' or 'per-element'")
+    values["output_gate"] = _GATINGS[gating]
+    layers = values["layers"]
+    words = worded(c, "mlp_layer_types", MLP_WORDS, layers)
+    if not words:
+        c.defaults["mlp_layer_types"] = ["dense", "sparse"]
+        words = ["dense"] + ["experts"] * (layers - 1)
+    values |= {"mixers": ("full",), "mlps": shortest(words)}
+    each = c.listed("num_attention_heads_per_layer", "heads of each block")
+    if each:
+        if len(each) != layers or any(not isinstance(heads, int) or heads < 1 for heads in each):
+            raise ModelError(
+                f"{c.where}: 'num_attention_heads_per_layer' must be a number above zero for each of {layers} blocks, "
+                f"not {each!r}"
+            )
+        kv_heads = values.get("kv_heads") or values["heads"]
+        values["heads_of"] = shortest([Heads(heads, kv_heads, values["head_dim"]) for heads in each])
+
+
+def cohere2_moe(c: Config, values: Values) -> None:
+    """Command A with experts: leading dense blocks of a width of their own, with a period of windows of their own."""
+    layers = values["layers"]
+    dense = c.whole("first_k_dense_replace", 0, "leading dense blocks") if c.has("first_k_dense_replace") else 0
+    mlps = worded(c, "mlp_layer_types", MLP_WORDS, layers)
+    mlps = mlps or ["dense" if i < dense else "experts" for i in range(layers)]
+    if "dense" in mlps:
+        values["d_ff"] = c.need("prefix_dense_intermediate_size", "the width of leading dense blocks")
+    c.read.add("prefix_dense_intermediate_size")
+    values["norm"] = "rmsnorm" if c.has("rms_norm_eps") else "layernorm"
+    ahead = c.number("prefix_dense_sliding_window_pattern", 1, "blocks from one that attends to everything to the next")
+    period = c.number("sliding_window_pattern", 4, "blocks from one that attends to everything to the next")
+    places = [(i + 1) % ahead for i in range(dense)] + [(i + 1) % period for i in range(layers - dense)]
+    windowed = [bool(place) and bool(values.get("window")) for place in places]
+    values |= as_blocks([f"{'sliding' if there else 'full'}/{mlp}" for there, mlp in zip(windowed, mlps, strict=True)])
