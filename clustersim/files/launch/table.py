@@ -12,10 +12,11 @@ import msgspec
 from clustersim.core import texts
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.paths import data_path
+from clustersim.core.limits import MOST_LAYERS
 from clustersim.core.texts import shown, toml
 from clustersim.files.frameworks import NAMES as NAMES
 
-Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any", "window"]
+Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any", "window", "stages"]
 
 BOTH_SIDES = 2
 """Numbers of a window: tokens before, and behind."""
@@ -29,6 +30,7 @@ _WORDS = {
     "each": "a word, or one for each layer",
     "ints": "whole numbers",
     "any": "a value",
+    "stages": "layers of each pipeline stage, such as 4,4,4,4",
     "window": "tokens before and behind, such as 4095,0",
 }
 
@@ -42,7 +44,8 @@ class LaunchOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         by ``+`` are read as their values with a space between; ``a.*`` stands for everything below ``a``.
     field : dotted, of the scenario's tables, or of ``shape`` (the model's sizes) and ``batch`` (samples).
     type : of the option's value; ``positive`` is a number for true and 0 for false, ``each`` a word for all layers or
-        one for each; ``window`` is Megatron's: tokens that one attends to before itself and behind.
+        one for each; ``window`` is Megatron's: tokens that one attends to before itself and behind; ``stages`` is
+        MindSpeed's: layers of each pipeline stage, which become a layout.
     map : (option's value, field's value) pairs; a pair without the second says nothing of the field.
     open : values that ``map`` does not have are taken as they are.
     default : the option's value where nothing is said; None says nothing.
@@ -227,6 +230,8 @@ def _typed(value: Any, kind: Kind) -> Any:
 def _one(value: Any, kind: Kind) -> Any:
     if kind == "window":
         return _window(value)
+    if kind == "stages":
+        return _layout(value)
     if kind in {"texts", "each", "ints"}:
         items = value if isinstance(value, list | tuple) else [value]
         items_typed = [_one(item, "int" if kind == "ints" else "text") for item in items]
@@ -259,6 +264,19 @@ def _window(value: Any) -> int | None:
     if before is None or None in numbers or len(numbers) != BOTH_SIDES:
         return None
     return max(before + 1, 0)
+
+
+def _layout(value: Any) -> str | None:
+    """Layers of each pipeline stage as Megatron's ``--pipeline-model-parallel-layout``, embedding and loss at its ends.
+
+    >>> _layout("2,1"), _layout(["1", "1"]), _layout("2,x")
+    ('Ett|tL', 'Et|tL', None)
+    """
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    layers = [_number(part, "int") for part in parts]
+    if any(count is None or not 0 <= count <= MOST_LAYERS for count in layers):
+        return None
+    return "E" + "|".join("t" * count for count in layers) + "L"
 
 
 def _number(value: Any, kind: Kind) -> Any:
