@@ -11,8 +11,8 @@ import msgspec
 
 from clustersim.core import texts
 from clustersim.core.errors import ScenarioError, nearest
-from clustersim.core.paths import data_path
 from clustersim.core.limits import MOST_LAYERS
+from clustersim.core.paths import data_path
 from clustersim.core.texts import shown, toml
 from clustersim.files.frameworks import NAMES as NAMES
 
