@@ -128,6 +128,12 @@ def nemo(ffn="4096", name="gpt3_350m", **changed):
         ("${model.encoder_seq_length}", 2048),
         ("${..model.hidden_size}", 1024),
         ("${oc.decode:${oc.env:FFN,3072}}", 3072),
+        ("${oc.decode:'3072'}", 3072),
+        ("${oc.decode:'${oc.env:FFN,3072}'}", 3072),
+        ("${multiply:${oc.decode:'3'},${.hidden_size}}", 3072),
+        ("${oc.env:FFN,'3072'}", 3072),
+        ("${oc.select:model.hidden_size,3072}", 1024),
+        ("${oc.select:model.nobody,3072}", 3072),
         ("${add:${.hidden_size}, ${.hidden_size}, 1024}", 3072),
         ("${int_div:9000, 2}", 4500),
     ],
@@ -136,6 +142,21 @@ def test_references_and_products_of_omegaconf_are_worked_out(ffn, width):
     found = read(nemo(ffn))
     assert leaves(found)["shape.d_ff"] == width
     assert leaves(found)["model.seq_len"] == 2048
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "'model.ffn_hidden_size=${oc.decode:3072}'",
+        "model.ffn_hidden_size='${oc.env:FFN,3072}'",
+        'model.ffn_hidden_size="\\${multiply:\\${model.hidden_size},3}"',
+        "model.ffn_hidden_size='${add:${.hidden_size},2048}'",
+    ],
+)
+def test_what_a_command_gives_in_omegaconfs_words_is_worked_out_too(given):
+    script = f"torchrun --nproc_per_node 8 megatron_gpt_pretraining.py --config-name gpt {given}\n"
+    found = read(nemo(), ("run.sh", script))
+    assert leaves(found)["shape.d_ff"] == 3072
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,31 @@ def resolved(table: Table, name: str) -> Iterator[tuple[str, Any]]:
                 yield ".".join(_plain(part) for part in inner), leaf
 
 
+def referring(value: Any) -> bool:
+    """Whether a value refers to another, or is worked out by a resolver.
+
+    >>> referring("${oc.decode:8}"), referring("${GPUS}"), referring(8)
+    (True, False, False)
+    """
+    return isinstance(value, str) and re.search(r"\$\{[^}]*[.:][^}]*\}", value) is not None
+
+
+def resolved_beside(value: str, key: str, stated: Mapping[str, Any], name: str) -> Any:
+    """What a value that a command gives refers to, among values by dotted path; itself where nothing tells.
+
+    ``key`` : the dotted path that it is given for. Raises :class:`ScenarioError` for a reference to itself.
+    """
+    table: Table = {}
+    for path, leaf in stated.items():
+        *above, last = path.split(".")
+        here = table
+        for part in above:
+            below = here.setdefault(part, {})
+            here = below if isinstance(below, dict) else {}
+        here.setdefault(last, leaf)
+    return _value(value, tuple(key.split("."))[:-1], table, name, 0)
+
+
 def _plain(part: str) -> str:
     # Megatron-LM's tests write arguments as keys.
     return part[2:].replace("-", "_") if part.startswith("--") else part
@@ -204,17 +229,47 @@ def _arguments(text: str) -> list[str]:
     return [one.strip() for one in found]
 
 
+NOTHING = ("null", "None", "???", None)
+"""What OmegaConf and NeMo write where nothing is meant."""
+
+
+def _unquoted(value: Any) -> Any:
+    """An argument of a resolver, which may stand in quotes.
+
+    >>> _unquoted("'8'"), _unquoted('"a b"'), _unquoted("it's")
+    ('8', 'a b', "it's")
+    """
+    quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if quoted else value
+
+
+def _decoded(value: Any) -> Any:
+    """A text as OmegaConf's ``oc.decode`` reads it: a number, a truth value, a list of them, or a text; None for
+    nothing, and for what is not resolved.
+
+    >>> _decoded("8"), _decoded("true"), _decoded("[1, 'a']"), _decoded("null"), _decoded("${left}")
+    (8, True, [1, 'a'], None, None)
+    """
+    text = _unquoted(value.strip()) if isinstance(value, str) else value
+    if text in NOTHING or str(text).startswith("$"):
+        return None
+    if isinstance(text, str) and text.startswith("[") and text.endswith("]"):
+        return [_decoded(part) for part in _arguments(text[1:-1]) if part]
+    number = _number(text)
+    return number if number is not None else {"true": True, "false": False}.get(str(text).lower(), text)
+
+
 def _worked_out(resolver: str, arguments: list[str], at: Path, table: Table, name: str, depth: int) -> Any:
-    values = [_value(one, at, table, name, depth) for one in arguments]
+    values = [_unquoted(_value(one, at, table, name, depth)) for one in arguments]
     if resolver in {"oc.env", "env"}:
-        return values[1].strip("'\"") if len(values) > 1 and isinstance(values[1], str) else None
-    if resolver in {"oc.decode", "oc.select", "int", "float"} and values:
-        first = values[0]
-        if resolver == "oc.select" and isinstance(first, str):
-            found, _ = _looked_up(table, tuple(first.split(".")))
-            return found if found is not None else values[1] if len(values) > 1 else None
-        number = _number(first)
-        return number if number is not None else first if not str(first).startswith("$") else None
+        return values[1] if len(values) > 1 and values[1] not in NOTHING else None
+    if resolver in {"oc.select", "oc.deprecated"} and values and isinstance(values[0], str):
+        found, home = _looked_up(table, tuple(values[0].split(".")))
+        if found is not None:
+            return _value(found, home, table, name, depth)
+        return values[1] if resolver == "oc.select" and len(values) > 1 else None
+    if resolver in {"oc.decode", "int", "float"} and values:
+        return _decoded(values[0])
     if resolver in SUMS and len(values) == 1:
         return _number(_summed(str(values[0]).strip("'\"")))
     numbers = [_number(value) for value in values]

@@ -12,7 +12,7 @@ from clustersim.core import texts
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Document, Key, OptionValue
-from clustersim.files.launch.interpolation import MISSING
+from clustersim.files.launch.interpolation import MISSING, referring, resolved_beside
 from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, load
 
 SURE = 0.9
@@ -81,6 +81,11 @@ def together(read: Sequence[Document]) -> dict[Key, OptionValue]:
             merged[key] = option
     for file in read:  # what a command says beside its file counts against the file
         merged.update(file.overrides)
+    stated = {name: option.value for (at, name), option in merged.items() if at == "config"}
+    for key, option in merged.items():
+        if key[0] == "config" and referring(option.value):
+            value = resolved_beside(option.value, key[1], stated, option.where)
+            merged[key] = OptionValue(option.name, value, option.where)
     return merged
 
 
