@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from clustersim.files.launch import (
     nemo_python,
     pods,
     shell,
+    unread,
 )
 
 
@@ -51,14 +51,6 @@ MODEL = "model"
 _HOST = re.compile(r"[\w.-]+\s+slots\s*=\s*(\d{1,4})(\s+\S+)*|[\w.-]+:(\d{1,4})")
 UNSET = "nothing in the script says what these are"
 WRITTEN = "ConfigContainer.to_yaml of Megatron-Bridge, --to-yaml of NeMo-Run, --print_config of LightningCLI"
-NOT_READ = "whose files are not read; clustersim new scenario writes one"
-UNREAD = {
-    "megatron": ("Megatron-SWIFT", ("sft", "pt", "rlhf", "export")),
-    "colossalai": ("Colossal-AI", ("run",)),
-}
-"""Commands of frameworks that are not read, whose options have others' names and other defaults, and their words."""
-FAIRSEQ = {"fairseq-train", "fairseq-hydra-train"}
-"""fairseq's commands, whose batches are of tokens, and as many samples as hold them."""
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -278,15 +270,9 @@ def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     """A script's command. Raises :class:`ScenarioError` for one of a framework that is not read."""
     script = shell.script(text, name, others)
-    names = [word.rsplit("/", 1)[-1] for word in script.command]
-    if FAIRSEQ.intersection(names):
-        raise ScenarioError(
-            f"{name}: is of fairseq, {NOT_READ}; its batches are as many samples as hold --max-tokens, which the data "
-            "says"
-        )
-    for first, second in pairwise(names):
-        if second in UNREAD.get(first, ("", ()))[1]:
-            raise ScenarioError(f"{name}: is of {UNREAD[first][0]}, {NOT_READ}")
+    other = unread.of_command(script.command)
+    if other is not None:
+        raise ScenarioError(f"{name}: {other.refusal}")
     launch = launchers.taken(script.command, script.directives, script.variables)
     parsed = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read, alone=launch.alone)
     parsed.notes += [f"{name}: {note}" for note in launch.notes]

@@ -9,31 +9,12 @@ from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
-from clustersim.files.launch import cookbook, nanogpt, openrlhf
-from clustersim.files.launch.files import NOT_READ, PYTHON, UNSET, Document, OptionValue
+from clustersim.files.launch import cookbook, nanogpt, openrlhf, unread
+from clustersim.files.launch.files import PYTHON, UNSET, Document, OptionValue
 from clustersim.files.launch.table import NAMES, load
 
 RECIPES = ("nanogpt", "torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
 """Frameworks whose one file holds a whole run, those with the most telling keys first."""
-
-
-UNREAD_PROGRAMS = {
-    "verl": "verl",
-    "levanter": "Levanter",
-    "MaxText": "MaxText",
-    "fairseq_cli": "fairseq",
-    "fairseq-train": "fairseq",
-}
-"""Packages whose modules a command trains with, of frameworks that are not read."""
-
-
-UNREAD_KEYS = {
-    "fairseq": ("arch|criterion|max_tokens", "arch|criterion|update_freq"),
-    "verl": ("actor_rollout_ref.*",),
-    "Levanter": ("trainer.mp", "trainer.train_batch_size|model.hidden_dim", "trainer.per_device_parallelism"),
-    "MaxText": ("base_emb_dim", "ici_fsdp_parallelism", "per_device_batch_size|max_target_length"),
-}
-"""Keys that together tell the configuration of a framework that is not read, any one group of them."""
 
 
 FACTORY_1 = frozenset(("dist_config.name", "kernel_config.name", "peft_config.name", "model_class"))
@@ -108,9 +89,10 @@ def _named(read: Sequence[Document]) -> list[OptionValue]:
 
 def _whose(file: Document) -> str | None:
     names = [name for _, name in (*file.options, *file.overrides)]
-    unread = _unread(file, names)
-    if unread is not None:
-        raise ScenarioError(f"{file.name}: is of {unread}, {NOT_READ}")
+    values = {name: option.value for options in (file.options, file.overrides) for (_, name), option in options.items()}
+    other = unread.of_file(file.program, values)
+    if other is not None:
+        raise ScenarioError(f"{file.name}: {other.refusal}")
     if file.kind in {"yaml", "json"}:
         own = _of_recipe(file, names)
         if own is not None:
@@ -144,27 +126,11 @@ def _whose(file: Document) -> str | None:
     return "deepspeed" if launcher.startswith("deepspeed") else None
 
 
-def _unread(file: Document, names: Sequence[str]) -> str | None:
-    """The framework that is not read whose program a command runs, or whose keys a configuration has."""
-    package = re.split(r"[./]", file.program)[0]
-    if package in UNREAD_PROGRAMS:
-        return UNREAD_PROGRAMS[package]
-    for framework, groups in UNREAD_KEYS.items():
-        if _has_group(names, groups):
-            return framework
-    return None
-
-
-def _has_group(names: Sequence[str], groups: Sequence[str]) -> bool:
-    """Whether all globs of any one group, which ``|`` parts, are met."""
-    return any(all(any(fnmatchcase(name, glob) for name in names) for glob in group.split("|")) for group in groups)
-
-
 def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
     """Of a configuration that holds a whole run."""
     if FACTORY_1 & set(names):
         return "accelerate"
-    if _has_group(names, LITGPT):
+    if unread.has_group(names, LITGPT):
         return "litgpt"
     strategy = file.options.get(("config", "trainer.strategy"))
     plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
