@@ -144,6 +144,32 @@ def test_references_and_products_of_omegaconf_are_worked_out(ffn, width):
     assert leaves(found)["model.seq_len"] == 2048
 
 
+NAMED = "torchrun --nproc_per_node 8 megatron_gpt_pretraining.py --config-name gpt"
+
+
+@pytest.mark.parametrize(
+    ("script", "width"),
+    [
+        (f"export FFN=4096\n{NAMED}\n", 4096),
+        (f"FFN=4096 {NAMED}\n", 4096),
+        (f"FFN=4096\n{NAMED}\n", 3072),  # which the shell keeps to itself
+        (f"{NAMED}\n", 3072),
+    ],
+)
+def test_a_file_sees_the_variables_that_its_script_hands_on(script, width):
+    for ffn in ("${oc.decode:${oc.env:FFN,3072}}", "${multiply:1,${oc.env:FFN,${.nobody}3072}}"):
+        if width == 3072 and "nobody" in ffn:
+            continue
+        assert leaves(read(nemo(ffn), ("run.sh", script)))["shape.d_ff"] == width
+
+
+def test_what_refers_to_a_field_that_a_command_gives_has_the_commands_value():
+    ffn = nemo("${multiply:2,${.hidden_size}}")
+    assert leaves(read(ffn, ("run.sh", f"{NAMED}\n")))["shape.d_ff"] == 2048
+    given = leaves(read(ffn, ("run.sh", f"{NAMED} model.hidden_size=2048\n")))
+    assert (given["shape.d_model"], given["shape.d_ff"]) == (2048, 4096)
+
+
 @pytest.mark.parametrize(
     "given",
     [

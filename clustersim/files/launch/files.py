@@ -13,6 +13,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, json_table, shown, text_of, toml
 from clustersim.core.yamls import yaml_table
 from clustersim.files.launch import (
+    environment,
     interpolation,
     json_comments,
     launchers,
@@ -65,6 +66,7 @@ class Document:
     written : configurations that a script writes itself. given : names of scripts beside it that it read or ran.
     alone : the launcher, where it starts ranks on its own node alone, unless somebody says more.
     text : of a program, whose options are not read yet, and of a YAML, whose comments may say how it is launched.
+    environment : variables that a script hands to what it starts.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Document:
     given: set[str] = field(default_factory=set)
     text: str = ""
     alone: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def documents(files: Sequence[str | Path | Document]) -> list[Document]:
@@ -110,7 +113,23 @@ def documents(files: Sequence[str | Path | Document]) -> list[Document]:
     found = [file for file in found if Path(file.name).name not in inside]
     names = {Path(file.name).name for file in found}
     found += [made for file in found for made in file.written if made.name not in names]
+    _resolve_again(found)
     return sorted(found, key=lambda file: file.kind == HOSTS and len(found) > 1)
+
+
+def _resolve_again(read: Sequence[Document]) -> None:
+    """References of files to what commands beside them say: variables of the environment, and fields that a command
+    gives another value. Changes the options of ``read``."""
+    variables = {name: value for file in read for name, value in file.environment.items()}
+    given = {key[1]: option.value for file in read for key, option in file.overrides.items() if key[0] == "config"}
+    for file in read:
+        if file.kind != "yaml" or "${" not in file.text or not (variables or given):
+            continue
+        table = interpolation.beside(yaml_table(file.text, file.name, ScenarioError), variables, given)
+        for path, value in interpolation.resolved(table, file.name):
+            before = file.options.get(("config", path))
+            if before is not None and before.value != value:
+                file.options["config", path] = OptionValue(path, value, file.name)
 
 
 def document(text: str, name: str, others: Mapping[str, str] | None = None) -> Document:
@@ -276,6 +295,7 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     launch = launchers.taken(script.command, script.directives, script.variables)
     parsed = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read, alone=launch.alone)
     parsed.notes += [f"{name}: {note}" for note in launch.notes]
+    parsed.environment = environment.handed_on(text, script.variables)
     for field_name, (option, value) in launch.machine.items():
         parsed.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))
     for option, value in launch.options.items():

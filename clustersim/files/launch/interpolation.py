@@ -134,6 +134,45 @@ def resolved_beside(value: str, key: str, stated: Mapping[str, Any], name: str) 
     return _value(value, tuple(key.split("."))[:-1], table, name, 0)
 
 
+def beside(table: Table, environment: Mapping[str, str], given: Mapping[str, Any]) -> Table:
+    """A file's table with variables of the environment where it asks for them, and with the fields that a command
+    gives by dotted path, so that what refers to them has their values."""
+    made: Table = _with_environment(table, environment)
+    for path, value in given.items():
+        *above, last = path.split(".")
+        here = made
+        for part in above:
+            below = here.get(part)
+            here = below if isinstance(below, dict) else {}
+        if last in here:
+            here[last] = value
+    return made
+
+
+def _with_environment(value: Any, environment: Mapping[str, str]) -> Any:
+    """A value whose ``${oc.env:NAME}`` and ``${oc.env:NAME,default}`` are those variables that are set."""
+    if isinstance(value, Mapping):
+        return {key: _with_environment(below, environment) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_with_environment(below, environment) for below in value]
+    if not isinstance(value, str):
+        return value
+    asked = _ASKED.search(value)
+    while asked is not None:
+        end = _end(value, asked.start())
+        known = environment.get(asked[1])
+        if known is not None and end > 0:
+            value = f"{value[: asked.start()]}{known}{value[end:]}"
+            asked = _ASKED.search(value, asked.start() + len(known))
+        else:
+            asked = _ASKED.search(value, asked.end())
+    return value
+
+
+_ASKED = re.compile(r"\$\{\s*(?:oc\.)?env:\s*(\w+)")
+"""Where a value asks for a variable of the environment."""
+
+
 def _plain(part: str) -> str:
     # Megatron-LM's tests write arguments as keys.
     return part[2:].replace("-", "_") if part.startswith("--") else part

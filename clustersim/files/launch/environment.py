@@ -1,0 +1,36 @@
+"""The environment of what a launch script starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+
+def handed_on(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Variables that a script exports, or sets in front of a command.
+
+    Parameters
+    ----------
+    text : of the script. variables : what its words come to, by name.
+
+    >>> handed_on("export TP=4\\nPP=2 torchrun train.py\\nDP=8\\n", {"TP": "4", "PP": "2", "DP": "8"})
+    {'PP': '2', 'TP': '4'}
+    """
+    names: set[str] = set()
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["export"] or words[:2] == ["declare", "-x"]:
+            names.update(word.partition("=")[0] for word in words[1:])
+            continue
+        words = words[1:] if words[:1] == ["env"] else words
+        ahead = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words))
+        names.update(word.partition("=")[0] for word in ahead if len(words) > len(ahead))
+    found: dict[str, str] = {}
+    for name in sorted(names & variables.keys()):
+        value = variables[name]
+        only = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(only, str) and "$" not in only:
+            found[name] = only
+    return found
