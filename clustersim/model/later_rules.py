@@ -30,7 +30,7 @@ def bailing(c: Config, values: Values) -> None:
     """Ling's shared experts are as wide as its routed ones; Ming's routers of images and sound are not described."""
     width = values["experts.width"]
     shared = c.data.get("moe_shared_expert_intermediate_size")
-    if shared not in {None, width}:
+    if shared not in (None, width):
         raise ModelError(
             f"{c.where}: 'moe_shared_expert_intermediate_size' = {shared!r} is not described; only {width}, which is "
             "'moe_intermediate_size', is"
@@ -47,9 +47,9 @@ _OF_LING_2_5 = ("group_norm_size", "linear_silu", "linear_rope")
 def bailing_hybrid(c: Config, values: Values) -> None:
     """Ling 3; Ling 2.5 has another linear attention under the same ``model_type``."""
     named = " ".join(map(str, c.listed("architectures", "names of classes")))
-    told = [field for field in _OF_LING_2_5 if c.has(field)]
-    if told or "V2_5" in named:
-        why = f"'{told[0]}' = {c.data[told[0]]!r}" if told else f"'architectures' = {named}"
+    other_fields = [field for field in _OF_LING_2_5 if c.has(field)]
+    if other_fields or "V2_5" in named:
+        why = f"'{other_fields[0]}' = {c.data[other_fields[0]]!r}" if other_fields else f"'architectures' = {named}"
         raise ModelError(
             f"{c.where}: {why} is of Ling 2.5, whose linear attention is Lightning Attention beside latent attention, "
             "which is not described; of bailing_hybrid only Ling 3, with Kimi's delta rule, is"
@@ -65,10 +65,10 @@ def longcat(c: Config, values: Values) -> None:
                 f"{c.where}: '{field}' = {c.data[field]!r} is of an embedding of n-grams (LongCat-Flash-Lite), which "
                 "is not described; null says that there is none"
             )
-    said = c.data.get("num_hidden_layers")
-    if said is not None and said not in {values["layers"], 2 * values["layers"]}:
+    blocks = c.data.get("num_hidden_layers")
+    if blocks is not None and blocks not in (values["layers"], 2 * values["layers"]):
         raise ModelError(
-            f"{c.where}: 'num_hidden_layers' = {said!r}, but 'num_layers' = {values['layers']}; leave the first out"
+            f"{c.where}: 'num_hidden_layers' = {blocks!r}, but 'num_layers' = {values['layers']}; leave the first out"
         )
     values["layers"] *= 2
     values |= {"mixers": ("full",), "mlps": ("experts", "dense"), "experts.shared": values["d_ff"]}
@@ -106,24 +106,24 @@ def laguna(c: Config, values: Values) -> None:
     """Laguna's gate behind attention, the heads of each block, and which have experts: all but the first by default."""
     refuse_others(c, {"moe_apply_router_weight_on_input": (False, None)})
     gating = c.value("gating")
-    if gating not in _GATINGS:
+    if not isinstance(gating, bool | str) or gating not in _GATINGS:
         raise ModelError(f"{c.where}: 'gating' = {gating!r} must be true, false, 'per-head' or 'per-element'")
     values["output_gate"] = _GATINGS[gating]
     layers = values["layers"]
-    words = worded(c, "mlp_layer_types", MLP_WORDS, layers)
-    if not words:
+    mlp_words = worded(c, "mlp_layer_types", MLP_WORDS, layers)
+    if not mlp_words:
         c.defaults["mlp_layer_types"] = ["dense", "sparse"]
-        words = ["dense"] + ["experts"] * (layers - 1)
-    values |= {"mixers": ("full",), "mlps": shortest(words)}
-    each = c.listed("num_attention_heads_per_layer", "heads of each block")
-    if each:
-        if len(each) != layers or any(not isinstance(heads, int) or heads < 1 for heads in each):
+        mlp_words = ["dense"] + ["experts"] * (layers - 1)
+    values |= {"mixers": ("full",), "mlps": shortest(mlp_words)}
+    heads_of_blocks = c.listed("num_attention_heads_per_layer", "heads of each block")
+    if heads_of_blocks:
+        if len(heads_of_blocks) != layers or any(not isinstance(heads, int) or heads < 1 for heads in heads_of_blocks):
             raise ModelError(
                 f"{c.where}: 'num_attention_heads_per_layer' must be a number above zero for each of {layers} blocks, "
-                f"not {each!r}"
+                f"not {heads_of_blocks!r}"
             )
         kv_heads = values.get("kv_heads") or values["heads"]
-        values["heads_of"] = shortest([Heads(heads, kv_heads, values["head_dim"]) for heads in each])
+        values["heads_of"] = shortest([Heads(heads, kv_heads, values["head_dim"]) for heads in heads_of_blocks])
 
 
 def cohere2_moe(c: Config, values: Values) -> None:

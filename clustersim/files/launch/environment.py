@@ -20,17 +20,17 @@ def handed_on(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """
     names: set[str] = set()
     for line in text.splitlines():
-        words = line.split()
-        if words[:1] == ["export"] or words[:2] == ["declare", "-x"]:
-            names.update(word.partition("=")[0] for word in words[1:])
+        line_words = line.split()
+        if line_words[:1] == ["export"] or line_words[:2] == ["declare", "-x"]:
+            names.update(word.partition("=")[0] for word in line_words[1:])
             continue
-        words = words[1:] if words[:1] == ["env"] else words
-        ahead = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words))
-        names.update(word.partition("=")[0] for word in ahead if len(words) > len(ahead))
-    found: dict[str, str] = {}
+        line_words = line_words[1:] if line_words[:1] == ["env"] else line_words
+        ahead = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), line_words))
+        names.update(word.partition("=")[0] for word in ahead if len(line_words) > len(ahead))
+    exported: dict[str, str] = {}
     for name in sorted(names & variables.keys()):
         value = variables[name]
         only = value[0] if isinstance(value, list) and len(value) == 1 else value
         if isinstance(only, str) and "$" not in only:
-            found[name] = only
-    return found
+            exported[name] = only
+    return exported

@@ -126,27 +126,27 @@ def resolved_beside(value: str, key: str, stated: Mapping[str, Any], name: str) 
     table: Table = {}
     for path, leaf in stated.items():
         *above, last = path.split(".")
-        here = table
+        level = table
         for part in above:
-            below = here.setdefault(part, {})
-            here = below if isinstance(below, dict) else {}
-        here.setdefault(last, leaf)
+            below = level.setdefault(part, {})
+            level = below if isinstance(below, dict) else {}
+        level.setdefault(last, leaf)
     return _value(value, tuple(key.split("."))[:-1], table, name, 0)
 
 
 def beside(table: Table, environment: Mapping[str, str], given: Mapping[str, Any]) -> Table:
     """A file's table with variables of the environment where it asks for them, and with the fields that a command
     gives by dotted path, so that what refers to them has their values."""
-    made: Table = _with_environment(table, environment)
+    changed: Table = _with_environment(table, environment)
     for path, value in given.items():
         *above, last = path.split(".")
-        here = made
+        level = changed
         for part in above:
-            below = here.get(part)
-            here = below if isinstance(below, dict) else {}
-        if last in here:
-            here[last] = value
-    return made
+            below = level.get(part)
+            level = below if isinstance(below, dict) else {}
+        if last in level:
+            level[last] = value
+    return changed
 
 
 def _with_environment(value: Any, environment: Mapping[str, str]) -> Any:
@@ -157,15 +157,15 @@ def _with_environment(value: Any, environment: Mapping[str, str]) -> Any:
         return [_with_environment(below, environment) for below in value]
     if not isinstance(value, str):
         return value
-    asked = _ASKED.search(value)
-    while asked is not None:
-        end = _end(value, asked.start())
-        known = environment.get(asked[1])
-        if known is not None and end > 0:
-            value = f"{value[: asked.start()]}{known}{value[end:]}"
-            asked = _ASKED.search(value, asked.start() + len(known))
+    match = _ASKED.search(value)
+    while match is not None:
+        end = _end(value, match.start())
+        variable = environment.get(match[1])
+        if variable is not None and end > 0:
+            value = f"{value[: match.start()]}{variable}{value[end:]}"
+            match = _ASKED.search(value, match.start() + len(variable))
         else:
-            asked = _ASKED.search(value, asked.end())
+            match = _ASKED.search(value, match.end())
     return value
 
 

@@ -89,14 +89,14 @@ def _of_split(result: Result, held: Mapping[str, float]) -> Iterator[Relief]:
         yield Relief(f"parallel.pp = {2 * parallel.pp}{gpus}", 0.5 * _sum(held, OF_STATES))
 
 
-def _laid_out(result: Result, field: str, value: str | float, bound: float, words: str = "") -> Relief:
+def _laid_out(result: Result, field: str, value: str | float, bound: float, suffix: str = "") -> Relief:
     """A change of one field with the bytes that it frees; at most ``bound`` where the recipe refuses it so."""
-    what = f"{field} = {repr(value) if isinstance(value, str) else plainly(value)}{words}"
+    change = f"{field} = {repr(value) if isinstance(value, str) else plainly(value)}{suffix}"
     try:
         after = held_by(result.scenario.changed({field: value})).use.total
     except ClusterSimError:
-        return Relief(what, bound)
-    return Relief(what, result.memory.total - after, exact=True)
+        return Relief(change, bound)
+    return Relief(change, result.memory.total - after, exact=True)
 
 
 def _sum(held: Mapping[str, float], parts: tuple[str, ...]) -> float:

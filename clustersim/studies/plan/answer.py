@@ -200,13 +200,13 @@ def landscape(searched: SearchResult) -> Iterator[Degrees]:
 
 def _estimated(searched: SearchResult, dtypes: Sequence[str]) -> Iterator[str]:
     """What products reach on a GPU where that is no measurement of its own."""
-    said = set()
+    mentioned = set()
     for (label, _), topology in searched.topologies.items():
         for kind in topology.node_types:
             for dtype in sorted({kind.gpu.runs_as(dtype) for dtype in dtypes}):
                 figure = kind.gpu.matmul[dtype]
-                if figure.estimated and (label, kind.device, dtype) not in said:
-                    said.add((label, kind.device, dtype))
+                if figure.estimated and (label, kind.device, dtype) not in mentioned:
+                    mentioned.add((label, kind.device, dtype))
                     wider = ", so that its +- is wider by what that may be off" if figure.unseen else ""
                     yield (
                         f"{label}: products in {dtype} at {figure.value:.0%} of a {kind.gpu.name}'s peak is no "
