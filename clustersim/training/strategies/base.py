@@ -116,7 +116,8 @@ class Strategy(msgspec.Struct, frozen=True):
     launch : how its ranks are started where that is its nature and not the user's choice; as ``[run]`` names it.
     report : ``(program, timeline, topology, mesh, config) -> Figures``, which only this strategy has.
     holding : ``(model, mesh, config) -> Holding``, what one rank keeps in memory; everything where nothing is said.
-    together : ``(config) -> bool``, whether its ranks wait for each other every step; else each has a pace of its own.
+    together : ``(config) -> bool``, whether its ranks wait for each other every step; else some may be ahead of others,
+        and where nothing bounds by how much its Program says ``own_paces``.
     partly : it plays models of which a part is frozen.
     period : after how many steps what its ranks do repeats, a number or ``(config) -> int``; more than 1 where they
         exchange only in some steps (local SGD, DiLoCo). Figures of a step are means over whole periods.
