@@ -38,6 +38,8 @@ NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 OWN_HEADS = {"gemma4_text", "mimo_v2_flash", "minimax_m3_vl_text"}
 """Types whose heads are drawn to go together."""
 AS_ENCODER = {"modernbert", "bert", "roberta", "xlm-roberta", "camembert"}
+BY_CLASS = {"mistral4": "Mistral4ForCausalLM"}
+"""Decoders that transformers' Auto classes do not know, since they come with a tower in front."""
 
 
 def built(kind: str) -> list[str]:
@@ -280,6 +282,11 @@ def gemma4_blocks(heads: int, layers: int, rng: random.Random) -> dict[str, Any]
     return config
 
 
+def by_class(config: Any, **how: str) -> Any:
+    """A model of a class of :data:`BY_CLASS`."""
+    return getattr(transformers, BY_CLASS[config.model_type])._from_config(config, **how)
+
+
 def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
     """Name and elements of every parameter that transformers registers for a config."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -291,8 +298,9 @@ def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
         auto = transformers.AutoModelForImageClassification
     if kind in SEEING:
         auto = transformers.AutoModelForImageTextToText
+    build = by_class if kind in BY_CLASS else auto.from_config
     with torch.device("meta"):
-        whole = auto.from_config(made)
+        whole = build(made)
     return [(name, tensor.numel()) for name, tensor in whole.named_parameters()]
 
 
@@ -350,7 +358,8 @@ def counted_flops(config: dict[str, Any], tokens: int) -> int:
     kind = config["model_type"]
     made = CONFIG_MAPPING[kind](**{name: value for name, value in config.items() if name != "model_type"})
     auto = transformers.AutoModel if kind in AS_ENCODER else transformers.AutoModelForCausalLM
-    whole = auto.from_config(made, attn_implementation="eager", experts_implementation="eager")
+    build = by_class if kind in BY_CLASS else auto.from_config
+    whole = build(made, attn_implementation="eager", experts_implementation="eager")
     with FlopCounterMode(display=False) as counter:
         whole(input_ids=torch.ones(1, tokens, dtype=torch.long), use_cache=False)
     return int(counter.get_total_flops())
