@@ -34,8 +34,11 @@ def undisturbed(file, tmp_path_factory):
 
 @pytest.fixture
 def cluster():
+    before = set(os.environ)
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         yield cluster
+    for name in os.environ.keys() - before:  # a nanny leaves its seed of hashes to whoever starts a process later
+        del os.environ[name]
 
 
 def test_a_worker_killed_mid_sweep_costs_no_row(cluster, file, undisturbed, tmp_path):
