@@ -338,18 +338,17 @@ def overlaid(costs: AnyCosts, values: Mapping[str, float]) -> AnyCosts:
     >>> overlaid(COSTS, {"base": 5e-6, "net_share.ib": 0.9}).net_share["ib"]
     0.9
     """
-    changed: dict[str, float | dict[str, float]] = {}
+    tables: dict[str, dict[str, float]] = {}
+    single: dict[str, float] = {}
     for name, value in values.items():
         head, _, key = name.partition(".")
-        if key:
-            table = changed.setdefault(head, dict(getattr(costs, head)))
-            if not isinstance(table, dict) or key not in table:
-                raise KeyError(name)
-            table[key] = value
+        if not key:
+            single[head] = value
+        elif key in getattr(costs, head):
+            tables.setdefault(head, {})[key] = value
         else:
-            changed[head] = value
-    frozen: Any = {head: _frozen(v) if isinstance(v, dict) else v for head, v in changed.items()}
-    return replace(costs, **frozen)
+            raise KeyError(name)
+    return with_tables(costs, tables, single)
 
 
 def with_tables(costs: AnyCosts, tables: Mapping[str, Mapping[str, float]], single: Mapping[str, float]) -> AnyCosts:

@@ -67,7 +67,7 @@ def summary(
     """
     window = steady_window(timeline)
     world, n = timeline.world_size if workers is None else workers, len(window.steps)
-    pace = np.full(world, 1.0 / window.step_time) if together else own_paces(timeline, window.steps)[:world]
+    pace = np.full(world, 1.0 / window.step_time) if together else paces_of_ranks(timeline, window.steps)[:world]
     a_step = window.step_time if together else float(1.0 / pace.mean())
     per_rank, phases = _of_ranks(timeline, window, pace if timeline.own_paces else 1.0 / window.step_time, world)
     nbytes_of = MemberBytes(world)
@@ -183,7 +183,7 @@ def _while_all_train(timeline: Timeline, window: SteadyWindow) -> SteadyWindow:
     ended = step_ends(timeline)[:, train]
     begin = float(ended[window.left_out - 1].min()) if window.left_out else window.begin
     end = float(ended[-1].min())
-    pace = own_paces(timeline, window.steps)[train]
+    pace = paces_of_ranks(timeline, window.steps)[train]
     return replace(window, begin=begin, end=end, done=(end - begin) * float(pace.mean()))
 
 
@@ -256,7 +256,7 @@ def warm_up(seconds: npt.ArrayLike) -> int:
     return 1 if cut and leading == 0 else leading
 
 
-def own_paces(timeline: Timeline, steady: Ints) -> Floats:
+def paces_of_ranks(timeline: Timeline, steady: Ints) -> Floats:
     """(world_size,) float [steps/s]: what each rank does of the steps ``steady``, from the end of its own step before
     them, or from 0, to the end of its own last."""
     ended = step_ends(timeline)

@@ -314,13 +314,18 @@ def staged(timeline: Timeline) -> bool:
     return len(stages or roles) > 1 and not any("server" in role for role in roles)
 
 
+def only_serves(role: str) -> bool:
+    """Whether ranks of a role are servers and nothing else."""
+    return "server" in role and "worker" not in role
+
+
 def workers(timeline: Timeline) -> Ints:
     """Ranks that train: all but those that are servers and nothing else, and of a measured run those that it has
     anything of."""
     if timeline.source != "simulated":
         return ranks_with_spans(timeline)
     roles = list(dict.fromkeys(op.role for op in kinds(timeline.ops)))
-    serves = np.array(["server" in role and "worker" not in role for role in roles], dtype=bool)
+    serves = np.array([only_serves(role) for role in roles], dtype=bool)
     if not serves.any():
         return np.arange(timeline.world_size)
     number = {role: i for i, role in enumerate(roles)}

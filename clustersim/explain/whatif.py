@@ -42,6 +42,7 @@ from clustersim.explain.knobs import COPY, KNOB_NAMED, KNOBS, WIDER
 from clustersim.explain.late_start import GRADIENTS, reduces
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.occupancy import stays_on_device
+from clustersim.explain.pieces import only_serves
 from clustersim.explain.replay import replayed
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
@@ -144,7 +145,7 @@ def _at_own_paces(run: RunGraph, turned: _KnobReplay, steps: Ints, needs: list[t
     """As :func:`_steps`, of workers at paces of their own: what all together take for a step's samples."""
     ops = run.timeline.ops
     edges = int(steps[0]) - 1, int(steps[-1])
-    trains = {op.role for op in kinds(ops) if "server" not in op.role or "worker" in op.role}
+    trains = {op.role for op in kinds(ops) if not only_serves(op.role)}
     training = {i: op for i, op in enumerate(ops) if op.step in edges and op.role in trains}
     by_rank = {i: np.array([]) for i in training}
     replayed(run, turned.compute, turned.transfers.__getitem__, needs, by_rank)
