@@ -238,3 +238,12 @@ def test_power_limits_are_those_that_were_seen() -> None:
     assert gb300.tdp == 1400.0
     assert device("H20").tdp == 500.0  # as nvidia-smi shows it
     assert not b300.assumed
+
+
+def test_an_unknown_device_is_told_the_nearest_or_every_name_but_no_alias():
+    with pytest.raises(TopologyError, match="did you mean"):
+        device("H1000-SXM5-80GB")
+    with pytest.raises(TopologyError) as told:
+        device("zzzzzzzz")
+    names = str(told.value).partition("known: ")[2].split(", ")
+    assert sorted(names) == sorted(devices())

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.errors import TopologyError, nearest, nearest_name
 from clustersim.core.texts import Table, data_table
 from clustersim.core.units import parse_bandwidth, parse_bytes, parse_flops, parse_frequency, parse_time
 
@@ -247,7 +247,8 @@ def device(name: str) -> Device:
     named = by_name().get(str(name).strip().lower())
     if named is None:
         every_name = [text for gpu in devices().values() for text in (gpu.name, *gpu.aliases)]
-        raise TopologyError(f"unknown device {name!r}; {nearest(name, every_name)}")
+        meant = nearest_name(name, every_name)
+        raise TopologyError(f"unknown device {name!r}; {nearest(name, devices() if meant is None else every_name)}")
     return named
 
 

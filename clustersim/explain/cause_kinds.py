@@ -16,7 +16,7 @@ from clustersim.explain.charges import Charge
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.knobs import KNOB_NAMED, WIDER
 from clustersim.explain.stalls import Causes, costliest
-from clustersim.explain.whatif import whatif
+from clustersim.explain.whatif import kinds_of, whatif
 
 FACTOR = 2.0
 """How much better a remedy is tried: links twice as wide, a host twice as fast."""
@@ -31,11 +31,13 @@ APART = frozenset({"host"})
 @dataclass(frozen=True, eq=False)
 class CauseKind:
     """``charges`` that one remedy makes less, the costliest first: their ``share`` of the step together, and the
-    ``knob`` of :data:`clustersim.explain.knobs.KNOBS` that turns that remedy, empty where none does."""
+    ``knob`` of :data:`clustersim.explain.knobs.KNOBS` that turns that remedy, empty where none does; ``link_kinds`` of
+    the machine."""
 
     charges: Sequence[Charge]
     share: float
     knob: str
+    link_kinds: Sequence[str] = ()
 
     @property
     def first(self) -> Charge:
@@ -45,7 +47,7 @@ class CauseKind:
     @property
     def remedy(self) -> str:
         """The knob in words, with how far it is turned."""
-        return KNOB_NAMED[self.knob].turned.format(factor=FACTOR)
+        return KNOB_NAMED[self.knob].words(FACTOR, self.link_kinds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,10 @@ def cause_kinds(causes: Causes) -> list[CauseKind]:
         key, knob = _remedy(causes, charge)
         charges_of.setdefault(key, []).append(charge)
         knob_of[key] = knob
-    kinds = [CauseKind(charges, sum(map(causes.share, charges)), knob_of[key]) for key, charges in charges_of.items()]
+    links = kinds_of(causes.timeline)
+    kinds = [
+        CauseKind(charges, sum(map(causes.share, charges)), knob_of[key], links) for key, charges in charges_of.items()
+    ]
     return sorted(kinds, key=lambda kind: -kind.share)
 
 

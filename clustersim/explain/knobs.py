@@ -9,10 +9,11 @@ nothing else. Where a row cannot say what it makes faster, it has a run of its o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-_INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
+_INSIDE = {"nvlink": "NVLink", "xgmi": "xGMI", "c2c": "C2C"}
+"""What links between the GPUs of a node are called, by kind."""
 COPY = "copy"
 """What a copy between host and GPU is bound by, beside the bounds of ops."""
 _IN_NODE = re.compile(r"^node\d+/")
@@ -30,7 +31,8 @@ class WhatIfKnob:
 
     Parameters
     ----------
-    name : what it is asked for by. turned : it and its factor in words, with ``{factor}``.
+    name : what it is asked for by. turned : it and its factor in words, with ``{factor}`` and, for links between the
+        GPUs of a node, ``{inside}``.
     helps : what ops are bound by that take 1/factor with it. widens : which links it makes wider, by kind and name;
         None for none. link_kinds : kinds of links that ``widens`` can be true of: names are made when asked for.
     raises_ceiling : a wider link also raises what communication kernels sustain.
@@ -45,15 +47,28 @@ class WhatIfKnob:
     raises_ceiling: bool = False
     unhides: bool = False
 
+    def words(self, factor: float, link_kinds: Collection[str] = ()) -> str:
+        """It and its factor, with the name that links inside nodes have on a machine with links of these kinds."""
+        return self.turned.format(factor=factor, inside=named_inside(link_kinds))
+
+
+def named_inside(link_kinds: Collection[str]) -> str:
+    """What links between the GPUs of a node are called; NVLink where none of these kinds is one.
+
+    >>> named_inside(("net", "xgmi", "pcie"))
+    'xGMI'
+    """
+    return next((name for kind, name in _INSIDE.items() if kind in link_kinds), "NVLink")
+
 
 KNOB_TABLE = (
     WhatIfKnob("compute speed", "compute speed x{factor:g}", helps=frozenset({"compute", "memory"}), unhides=True),
     WhatIfKnob("host speed", "host speed x{factor:g}", helps=frozenset({"launch", "host"}), unhides=True),
     WhatIfKnob(
         "NVLink",
-        "NVLink bandwidth x{factor:g}",
+        "{inside} bandwidth x{factor:g}",
         widens=lambda kind, name: kind in _INSIDE,
-        link_kinds=_INSIDE,
+        link_kinds=frozenset(_INSIDE),
         raises_ceiling=True,
     ),
     WhatIfKnob(

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import rate_text
 from clustersim.core.memory_states import UNLIKELY, running_out
+from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.advice import room_words
 from clustersim.explain.breakdown import breakdown
@@ -19,6 +20,7 @@ from clustersim.explain.metrics import has_steps, step_word
 from clustersim.explain.pieces import KERNELS, workers
 from clustersim.explain.stalls import Causes
 from clustersim.explain.step_words import LossRemedy, StepLoss, losses
+from clustersim.explain.whatif import kinds_of
 
 DOING = {
     "compute-bound": "compute-bound kernels",
@@ -93,7 +95,7 @@ def _lost(
         if beside is not None and beside.share > max(SMALL, step_losses[0].share):
             return f"{beside.share:.1%} of the {period} is lost{_parts(causes, beside)} because {_why(causes, beside)}"
         if step_losses[0].share >= SMALL:
-            tried = [*remedies, *_of_knobs(step_losses, savings)]
+            tried = [*remedies, *_of_knobs(causes.timeline, step_losses, savings)]
             return _of_losses(weighed_losses(step_losses, tried), period)
     if not kinds:
         who = "ranks" if causes.on_cpu else "GPUs"
@@ -125,10 +127,11 @@ NETWORK = (*WIDER, "latency")
 """Knobs of what carries transfers."""
 
 
-def _of_knobs(step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> list[LossRemedy]:
+def _of_knobs(timeline: Timeline, step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> list[LossRemedy]:
     """What knobs of the network save, against each loss that is a transfer which nothing hides."""
     exposed = [loss.key for loss in step_losses if loss.key.startswith("exposed ")]
-    turned = {KNOB_NAMED[knob].turned.format(factor=FACTOR): savings[knob] for knob in NETWORK if knob in savings}
+    kinds = kinds_of(timeline)
+    turned = {KNOB_NAMED[knob].words(FACTOR, kinds): savings[knob] for knob in NETWORK if knob in savings}
     return [LossRemedy(key, what, saving, 1 - 1 / FACTOR) for key in exposed for what, saving in turned.items()]
 
 

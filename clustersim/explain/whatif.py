@@ -27,7 +27,7 @@ until it is at the peak.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -93,7 +93,7 @@ def whatif(
             least = max(step, _serving(run, window.steps)) if knob in REORDERS else step
             per = factor if knob == "batch" else 1.0
             saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
-            rows.append((knob, factor, saving, least, _text(knob, factor, saving)))
+            rows.append((knob, factor, saving, least, _text(knob, factor, saving, kinds_of(timeline))))
     rows.sort(key=lambda row: (-row[2], knobs.index(row[0])))
     names = ("knob", "factor", "saving", "step_time_s", "text")
     return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
@@ -116,14 +116,19 @@ def unused(timeline: Timeline) -> set[str]:
     return without_use | (uncrossed - copying)
 
 
-def _text(knob: str, factor: float, saving: float) -> str:
+def kinds_of(timeline: Timeline) -> Sequence[str]:
+    """Kinds of the links of a timeline's machine, empty where they are not known."""
+    return timeline.links.link_kinds if timeline.links is not None else ()
+
+
+def _text(knob: str, factor: float, saving: float, link_kinds: Sequence[str]) -> str:
     if saving < NOTHING:
         saved = "nothing"
     elif knob == "batch":
         saved = f"about {saving:.1%} {PER_SAMPLE}, {PRESENT_RATES}"
     else:
         saved = f"at most {saving:.1%} of the step"
-    change = KNOB_NAMED[knob].turned.format(factor=factor)
+    change = KNOB_NAMED[knob].words(factor, link_kinds)
     return f"{change} would save {saved}"
 
 

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clustersim.explain.knobs import named_inside
 from clustersim.scenario.run.running import Prepared
 from clustersim.studies.what_if.rerun import links_of, rerun_step
 
 KNOBS = {
     "GPU compute": "GPU compute",
     "HBM": "HBM bandwidth",
-    "NVLink": "NVLink bandwidth",
+    "NVLink": "{inside} bandwidth",
     "NIC": "NIC bandwidth",
     "fabric": "switch up-links",
     "latency": "latency of transfers",
 }
-"""What is turned, by the name :func:`clustersim.studies.what_if.rerun.rerun_step` knows it by, and in words."""
+"""What is turned, by the name :func:`clustersim.studies.what_if.rerun.rerun_step` knows it by, and in words,
+with ``{inside}`` for what links between the GPUs of a node are called."""
 
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 """Of the network's speed that are always run, for the curve."""
@@ -54,7 +56,9 @@ def tornado(prepared: Prepared, now: float, swing: float = 0.2, tell: Told = lam
     swing : 0.2 turns each number by 20 % both ways. tell : called with what is being run.
     """
     swings = []
-    for knob, label in KNOBS.items():
+    inside = named_inside(prepared.topology.link_kinds)
+    for knob, words in KNOBS.items():
+        label = words.format(inside=inside)
         tell(f"{label} {swing:.0%} better and worse")
         up = 1.0 + swing
         down = 1.0 - swing
