@@ -213,6 +213,22 @@ def test_a_message_of_a_pipeline_has_the_channels_of_a_communicator_of_its_node(
     assert carried < seconds(Request("send", nbytes), pair) < 1.3 * carried
 
 
+@pytest.mark.parametrize("kind", ["send", "sendrecv", "all_to_all"])
+def test_what_channels_carry_is_a_limit_of_the_rate_and_no_latency(kind: str) -> None:
+    """Two messages on the same link do not take twice as long while their channels together carry less than it."""
+    on = group("hgx-h100", 1, 8)
+    pair = Group(on.topology, on.gpus[[0, 3]]) if kind == "send" else on
+    held = collectives.plan(Request(kind, 2.0**22), pair)
+    line = min(on.topology.link_bandwidth[held.links] / held.weights)
+    assert held.ceiling < 0.5 * line
+    assert held.latency - held.host < 0.4 * held.time(on.topology.link_bandwidth)
+
+
+def test_a_barrier_carries_nothing() -> None:
+    on = group("hgx-h100", 1, 8)
+    assert seconds(Request("barrier", 2.0**26), on) == seconds(Request("barrier", 0.0), on)
+
+
 def test_two_ranks_take_more_than_their_share_of_the_wire() -> None:
     """A ring of R ranks has R - 1 steps and its ends: A100, 512 MiB all_gather on 2 and 8 ranks 1,790 and 2,288 us."""
     two, eight = (seconds(Request("all_gather", 2.0**29), group("hgx-a100", 1, p)) for p in (2, 8))

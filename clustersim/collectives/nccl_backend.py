@@ -106,20 +106,22 @@ def plan(
     chosen = choice(request, group, n_channels)
     group_load = _way(group, chosen.picked, costs)
     wire = request.nbytes / group_load.rate
-    latency = _law(chosen, group_load.hops, costs)(wire) - wire
-    host = 0.0
+    total = _law(chosen, group_load.hops, costs)(wire)
+    moving, ceiling, host = wire, group_load.ceiling, 0.0
     if request.kind not in TUNED:
-        host = max(latency + wire - terms.p2p_device(request, group, costs)(wire), 0.0)
+        moving = terms.channels_law(request, group, costs)(wire)
+        ceiling = min(ceiling, request.nbytes / moving) if moving > wire else ceiling
+        host = max(total - terms.p2p_device(request, group, costs)(wire), 0.0)
     return Plan(
         kind=request.kind,
         algorithm=chosen.algorithm,
         protocol=chosen.protocol,
         n_channels=chosen.n_channels,
         nbytes=request.nbytes,
-        latency=latency,
+        latency=total - moving,
         links=group_load.links,
         weights=group_load.weights,
-        ceiling=group_load.ceiling,
+        ceiling=ceiling,
         lower_bound=lower_bound(request, group),
         bus_factor=bus_factor(request.kind, group.size),
         host=host,

@@ -338,10 +338,7 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
         islands = group_placement.islands
         return kernel_time(request.kernel, request.nbytes, request.dtype, group.size, islands, group_placement.net)
     loads = loads_of(request, group, "direct", 1)
-    per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
-    if request.matrix is not None:
-        per_peer = request.nbytes * float(request.matrix.between.max())
-    parts = _parts(request.kind, per_peer, group)
+    parts = _parts(request, group)
     hops = kernel_start(request.kind, group, costs) + loads.steps * inner_hop(loads, parts.protocol, group, costs)
     outer = 0.0
     if group_placement.islands > 1:
@@ -350,11 +347,19 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
         alone = _of_engine(request.kind, loads, group, costs)
         return lambda wire: hops + outer + wire * alone
     later = outer * (math.ceil((_peers(request, group) + 1) / BATCH) - 1)
-    if group_placement.islands > 1:  # NICs are slower than channels
-        return lambda wire: norm(hops + outer, wire, costs.p2p_norm) + later
+    moving = channels_law(request, group, costs)
+    return lambda wire: norm(hops + outer, moving(wire), costs.p2p_norm) + later
+
+
+def channels_law(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
+    """Seconds in which the bytes of grouped sends and receives move, given those they take on the narrowest link: those
+    of the channels of one peer, where they carry less than a link does. NICs are slower than channels."""
+    if request.kernel is not None or request.protocol == COPY_ENGINE or placement(group).islands > 1:
+        return lambda wire: wire
+    parts = _parts(request, group)
     slower = costs.share["nvlink/Simple"] / costs.share[f"nvlink/{parts.protocol}"]
-    carried = slower * parts.nbytes / costs.p2p_channel_rate[group_placement.age]
-    return lambda wire: norm(hops, norm(wire * slower, carried, costs.p2p_channel_norm), costs.p2p_norm)
+    carried = slower * parts.nbytes / costs.p2p_channel_rate[placement(group).age]
+    return lambda wire: norm(wire * slower, carried, costs.p2p_channel_norm)
 
 
 def _peers(request: Request, group: Group) -> int:
@@ -373,17 +378,22 @@ def _of_engine(kind: str, loads: PathLoads, group: Group, costs: CommunicationCo
     return float(direct_shares(kind, group, costs)[links]) / costs.share["nvlink/Simple"]
 
 
-def _parts(kind: str, per_peer: float, group: Group) -> P2pParts:
+def _parts(request: Request, group: Group) -> P2pParts:
     """What a peer's bytes are split into.
 
     A message says who sends it, not its communicator: a pipeline's is taken to have all GPUs of their node.
     """
+    per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
+    if request.kind == "barrier":
+        per_peer = 0.0
+    if request.matrix is not None:
+        per_peer = request.nbytes * float(request.matrix.between.max())
     protocol = "LL" if per_peer <= LL_THRESHOLD else "Simple"
     if placement(group).islands > 1:
         return P2pParts(protocol, 1, per_peer)
     if placement(group).age == "amd":  # RCCL has rules of its own, and its GPUs' links to one peer are narrow
         return P2pParts(protocol, 1, 0.0)
-    if kind == "send":
+    if request.kind == "send":
         of_nodes = [group.topology.node_gpus(int(node)) for node in group.node_ids]
         group = replace(group, gpus=np.concatenate(of_nodes))
     return parts_of(per_peer, group.size, placement(group).system, group.nccl_version)
