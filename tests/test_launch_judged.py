@@ -10,17 +10,21 @@ from test_launch_kinds import megatron
 
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
+from clustersim.files.launch import torchtitan
+from clustersim.files.launch.files import document
 from clustersim.files.launch.table import load
 
-OPTIONS = Path(__file__).parent / "data" / "megatron_options.txt"
+DATA = Path(__file__).parent / "data"
+OPTIONS = DATA / "megatron_options.txt"
 
 
-def judged(option: str) -> bool:
-    """Whether a row, a reason or a list of Megatron's table is about an option."""
-    table = load("megatron")
+def judged(option: str, framework: str = "megatron") -> bool:
+    """Whether a row, a reason or a list of a framework's table is about an option."""
+    table = load(framework)
     refused = (glob.partition("=")[0] for glob in (*table.refused, *table.unsized))
-    globs = (*(row.option for row in table.every()), *table.ignored, *table.unplayed, *refused)
-    return any(fnmatchcase(option, glob) for glob in globs)
+    rows = (name for row in table.every() for name in row.option.split("+"))
+    globs = (*rows, *table.ignored, *table.unplayed, *refused)
+    return any(fnmatchcase(table.aliases.get(option, option), glob) for glob in globs)
 
 
 def test_no_option_of_megatron_is_unjudged() -> None:
@@ -77,3 +81,162 @@ def test_what_changes_neither_products_nor_bytes_is_known_and_changes_nothing(wo
 def test_what_makes_another_model_or_another_split_is_refused(words: str, why: str) -> None:
     with pytest.raises(ScenarioError, match=why):
         megatron(words)
+
+
+# ---- torchtitan ------------------------------------------------------------------------------------------------------
+
+
+def test_no_option_of_torchtitan_is_unjudged() -> None:
+    lines = (DATA / "torchtitan_options.txt").read_text("utf-8").splitlines()
+    listed = [line.partition(":")[0] for line in lines if not line.startswith("#")]
+    assert len(listed) > 250
+    assert [name for name in listed if not (judged(name, "torchtitan") or name in torchtitan.TRANSLATED)] == []
+    assert not judged("parallelism.option_of_nobody", "torchtitan")
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 4096
+"""
+REGISTRY = """def own() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("8B"{kinds}), training=TrainingConfig({training}), {more})
+"""
+
+
+def toml(more: str) -> exchange.LaunchImport:
+    return exchange.read([document(TITAN + more, "own.toml")], {"topology": "hgx-h100", "nodes": 1})
+
+
+def registry(more: str = "", kinds: str = "", training: str = "local_batch_size=2") -> exchange.LaunchImport:
+    text = REGISTRY.format(more=more, kinds=kinds, training=training)
+    return exchange.read([document(text, "llama3/config_registry.py")], {"topology": "hgx-h100", "nodes": 1})
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ('[comm]\nmode = "fake_backend"\n', "comm.mode 'fake_backend' sends nothing"),
+        ("[memory_estimation]\nenabled = true\n", "estimates memory and trains nothing"),
+        ("[fault_tolerance]\nenable = true\n", "averages replicas over torchft"),
+        ("[checkpoint]\ncreate_seed_checkpoint = true\n", "writes a first checkpoint and trains nothing"),
+        ("[quantize.linear.float8]\nemulate = true\n", "computes products of 8 bits by wider ones"),
+        (
+            '[compile]\nenable = true\nbackend = "aot_eager"\n',
+            "compile.backend 'aot_eager' is not played; say inductor",
+        ),
+        (
+            '[parallelism]\npipeline_parallel_schedule = "DualPipeV"\n'
+            "pipeline_parallel_expert_parallel_overlap = false\n",
+            "false beside DualPipeV is not played",
+        ),
+    ],
+)
+def test_runs_of_torchtitan_that_have_no_step_that_is_played_are_refused(more: str, why: str) -> None:
+    with pytest.raises(ScenarioError, match=why):
+        toml(more)
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ("[debug]\ndeterministic = true\n", "debug.deterministic"),
+        ("[debug]\ndetect_anomaly = true\n", "debug.detect_anomaly"),
+        ('[comm]\nmode = "torchcomms"\n', "comm.mode"),
+        ('[job]\ncustom_config_module = "own.job_config"\n', "job.custom_config_module"),
+        ('[quantize.linear.float8]\nfilter_fqns = ["output", "attention.wk"]\n', "quantize.linear.float8.filter_fqns"),
+    ],
+)
+def test_what_changes_a_step_of_torchtitan_and_is_not_played_is_told(more: str, name: str) -> None:
+    made = toml(more)
+    assert name in made.unplayed
+    assert made.unknown == ()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '[comm]\nmode = "default"\n[compile]\nbackend = "aot_eager"\n',
+        '[job]\ncustom_config_module = ""\n[debug]\ndeterministic = false\n',
+        '[quantize.linear.float8]\nfilter_fqns = ["output"]\n[checkpoint]\ncreate_seed_checkpoint = false\n',
+        "[training.dataloader]\nnum_workers = 4\n",
+    ],
+)
+def test_what_leaves_a_step_of_torchtitan_as_it_is_says_nothing(more: str) -> None:
+    made = toml(more)
+    assert (dict(made.unplayed), made.unknown) == ({}, ())
+    assert exchange.canonical(made.scenario) == exchange.canonical(toml("").scenario)
+
+
+def test_float8_of_early_2024_is_float8() -> None:
+    first = exchange.read(
+        [document(TITAN.replace("local_batch", 'fp8_linear = "dynamic"\nlocal_batch'), "own.toml")],
+        {"topology": "hgx-h100", "nodes": 1},
+    )
+    assert exchange.canonical(first.scenario)["model.dtype"] == "fp8"
+
+
+def test_replicas_without_shards_are_said_to_be_ddp_in_older_releases() -> None:
+    degrees = "[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
+    assert any("0.1 and 0.2 wrap it in DDP" in note for note in toml(degrees.format(8, 1)).notes)
+    assert not any("wrap it in DDP" in note for note in toml(degrees.format(2, 4)).notes)
+
+
+def test_converters_of_python_say_their_recipe_wherever_they_stand() -> None:
+    own = "model_converters=ModelConvertersContainer.Config(converters=[{}])"
+    before = exchange.canonical(registry(own.format("Float8LinearConverter.Config()")).scenario)
+    assert before["model.dtype"] == "fp8"
+    assert before.get("model.float8_recipe", "tensorwise") == "tensorwise"
+    wider = registry(own.format('Float8LinearConverter.Config(recipe_name="rowwise_with_gw_hp")'))
+    assert exchange.canonical(wider.scenario)["model.float8_recipe"] == "rowwise_with_gw_hp"
+    released = registry(
+        kinds=", converters=[Float8LinearConverter.Config()]"
+    )  # 0.3.0, components/quantization/float8.py
+    assert exchange.canonical(released.scenario)["model.float8_recipe"] == "rowwise"
+    with pytest.raises(ScenarioError, match="computes products of 8 bits by wider ones"):
+        registry(kinds=", converters=[Float8LinearConverter.Config(emulate=True)]")
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ('override=OverrideConfig(imports=[OverrideImport("own.fused")])', "override.imports"),
+        ("loss=ChunkedLossWrapper.Config(num_chunks=16)", "loss.num_chunks"),
+        ("parallelism=ParallelismConfig(spmd_backend=backend_of(1))", "parallelism.spmd_backend"),
+    ],
+)
+def test_what_is_no_constant_of_torchtitans_python_is_judged_by_its_name(more: str, name: str) -> None:
+    assert name in registry(more).unplayed
+
+
+def test_classes_of_torchtitans_python_are_read_as_they_were_before_03() -> None:
+    older = registry(
+        'activation_checkpoint=ActivationCheckpointConfig(mode="full"), optimizer=OptimizersContainer.Config()'
+    )
+    newer = registry("activation_checkpoint=FullAC.Config(), optimizer=default_adamw(lr=1e-4)")
+    assert exchange.canonical(older.scenario) == exchange.canonical(newer.scenario)
+    group = 'ParamGroupConfig(pattern="own", optimizer_name="{}")'
+    both = ", ".join(group.format(name) for name in ("AdamW", "Muon"))
+    with pytest.raises(ScenarioError, match=r"optimizer.name: 'AdamW and Muon' is not a choice"):
+        registry(f"optimizer=OptimizersContainer.Config(param_groups=[{both}])")
+
+
+def test_no_load_balancer_of_torchtitans_python_is_none() -> None:
+    split = "parallelism=ParallelismConfig(context_parallel_degree=2, context_parallel_load_balancer={})"
+    assert exchange.canonical(registry(split.format("None")).scenario)["parallel.cp_load_balancer"] == "none"
+    balanced = exchange.canonical(registry(split.format('"headtail"')).scenario)
+    assert balanced.get("parallel.cp_load_balancer", "headtail") == "headtail"
+
+
+def test_tokens_of_torchtitan_after_03_are_whole_samples() -> None:
+    tokens = "max_context_length=4096, num_tokens_per_microbatch_per_dp_rank=8192, num_tokens_per_train_step={}"
+    split = "parallelism=ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4), compile=CompileConfig()"
+    made = exchange.canonical(registry(split, training=tokens.format(8192 * 4 * 4)).scenario)
+    assert made["model.seq_len"] == 4096
+    assert made["batch.micro"] == 2
+    assert made["batch.count"] == 4
+    assert made["model.implementation"] == "fused"
+    with pytest.raises(ScenarioError, match=r"4,097 tokens are not whole samples of 4,096"):
+        registry(training="max_context_length=4096, num_tokens_per_microbatch_per_dp_rank=4097")

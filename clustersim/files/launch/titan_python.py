@@ -1,13 +1,13 @@
 """torchtitan's configurations since 0.3, functions of Python (``config_registry.py``): read as a tree, and never run.
 
 A function returns ``Trainer.Config(...)`` of constants, or takes another's and sets fields of it; a command names it by
-``--module`` and ``--config`` (torchtitan/config/manager.py). What is no constant is left out where nobody asks for it.
+``--module`` and ``--config`` (torchtitan/config/manager.py). What is no constant is handed on as its text.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,31 +167,112 @@ def _module(file: str, function: str, table: FrameworkTable) -> str:
 
 
 def _options(config: Made, module: str) -> Iterator[tuple[str, Any]]:
-    """Fields as the sections of a file have them."""
+    """Fields as the sections of a file have them; one that is no constant as its text, which the table judges."""
     for section, made in config.given.items():
         if section == "model_spec":
             yield from _model(made, module)
-        elif section == "activation_checkpoint":
-            kind = made.kind if isinstance(made, Made) else str(made)
-            yield "activation_checkpoint.mode", MODES.get(kind, kind)
-            yield "activation_checkpoint.selective_ac_option", "op"
-        elif section == "optimizer":
-            kind = made.kind if isinstance(made, Made) else str(made)
-            yield "optimizer.name", "AdamW" if kind == "default_adamw" else kind
-        elif section == "dataloader" and isinstance(made, Made) and made.kind.startswith(("MM", "_mm")):
-            yield "dataloader.images", True
-        elif section == "loss" and isinstance(made, Made):
-            yield "loss.chunked", made.kind == "ChunkedLossWrapper"
+        elif section in _SECTIONS:
+            yield from _SECTIONS[section](made)
         elif isinstance(made, Made):
-            for name, value in made.given.items():
-                if isinstance(value, str | int | float | bool) or (isinstance(value, list) and not _calls(value)):
-                    yield f"{section}.{name}", value
+            if section == "dataloader" and made.kind.startswith(("MM", "_mm")):
+                yield "dataloader.images", True
+            if section == "compile" and made.kind == "CompileConfig" and "enable" not in made.given:
+                yield COMPILED, True
+            yield from _fields(section, made)
         elif isinstance(made, str | int | float | bool):
             yield section, made
+    if "activation_checkpoint" not in config.given:
+        yield "activation_checkpoint.selective_ac_option", "op"
 
 
-def _calls(values: list[Any]) -> bool:
-    return any(isinstance(value, Made) for value in values)
+def _fields(section: str, made: Made, but: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    for name, value in made.given.items():
+        if name == "context_parallel_load_balancer":
+            yield f"{section}.{name}", _balancer(value)
+        elif value is not None and name not in but:
+            yield f"{section}.{name}", _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A constant as it is, and what is none as text."""
+    if isinstance(value, Made):
+        return value.name
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _balancer(value: Any) -> Any:
+    """A word, or a class since torchtitan counts tokens; none without one."""
+    if isinstance(value, Made):
+        return "headtail" if value.name.startswith("HeadTail") else value.kind
+    return value or ""
+
+
+def _recomputed(made: Any) -> Iterator[tuple[str, Any]]:
+    """By a class of its own since 0.3, by a mode before."""
+    kind = made.kind if isinstance(made, Made) else str(made)
+    if kind != "ActivationCheckpointConfig":
+        yield "activation_checkpoint.mode", MODES.get(kind, kind)
+        yield "activation_checkpoint.selective_ac_option", "op"
+    if isinstance(made, Made):
+        yield from _fields("activation_checkpoint", made)
+
+
+def _optimizer(made: Any) -> Iterator[tuple[str, Any]]:
+    """By the name in its groups of parameters since 0.3, by its own before."""
+    kind = made.kind if isinstance(made, Made) else str(made)
+    if not isinstance(made, Made) or kind not in CONTAINERS:
+        yield "optimizer.name", "AdamW" if kind == "default_adamw" else kind
+        return
+    groups = made.given.get("param_groups")
+    names = {str(one.given.get("optimizer_name")) for one in groups if isinstance(one, Made)} if groups else set()
+    if names:
+        yield "optimizer.name", " and ".join(sorted(names))
+    if kind == CONTAINERS[1]:
+        yield "optimizer.early_step_in_backward", True
+    yield from _fields("optimizer", made, ("param_groups",))
+
+
+COMPILED = "compile.there"
+"""Said of a section without ``enable``, by whose presence releases after 0.3 compile (torchtitan/config/compile.py)."""
+CONTAINERS = ("OptimizersContainer", "OptimizersInBackwardContainer")
+
+
+def _loss(made: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(made, Made):
+        yield "loss.chunked", made.kind == "ChunkedLossWrapper"
+        if "num_chunks" in made.given:
+            yield "loss.num_chunks", _plain(made.given["num_chunks"])
+
+
+def _converters(made: Any) -> Iterator[tuple[str, Any]]:
+    """A section of its own before 0.3, where float8's recipe was one scale a tensor unless told otherwise."""
+    if isinstance(made, Made):
+        yield from _converted(made.given.get("converters"), {})
+
+
+def _converted(converters: Any, usual: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Converters and their fields, as a file of 0.2 has them. ``usual`` : the recipe of each where it says none."""
+    if not converters:
+        return
+    listed = [one for one in converters if isinstance(one, Made)] if isinstance(converters, list) else []
+    names = [CONVERTERS.get(one.kind, one.kind) for one in listed]
+    yield "model.converters", names or [_plain(converters)]
+    for name, one in zip(names, listed, strict=True):
+        fields = dict(_fields(name, one))
+        if name in usual:
+            fields.setdefault(f"{name}.recipe_name", usual[name])
+        yield from fields.items()
+
+
+_SECTIONS: dict[str, Callable[[Any], Iterator[tuple[str, Any]]]] = {
+    "activation_checkpoint": _recomputed,
+    "loss": _loss,
+    "model_converters": _converters,
+    "optimizer": _optimizer,
+}
+"""Sections that a file has otherwise."""
+ROWWISE = {"quantize.linear.float8": "rowwise"}
+"""Recipes of 0.3 (components/quantization/float8.py)."""
 
 
 def _model(made: Any, module: str) -> Iterator[tuple[str, Any]]:
@@ -200,8 +281,6 @@ def _model(made: Any, module: str) -> Iterator[tuple[str, Any]]:
     yield "model.name", module
     yield "model.flavor", made.places[0]
     for name, said in made.given.items():
-        if isinstance(said, str | int | float | bool):
-            yield f"model_spec.{name}", said
-    converters = made.given.get("converters") or []
-    if converters:
-        yield "model.converters", [CONVERTERS.get(one.kind, one.kind) for one in converters if isinstance(one, Made)]
+        if name != "converters" and said is not None:
+            yield f"model_spec.{name}", _plain(said)
+    yield from _converted(made.given.get("converters"), ROWWISE)

@@ -11,6 +11,7 @@ from clustersim.core.texts import shown
 from clustersim.files.launch.files import Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.files.launch.table import FrameworkTable
+from clustersim.files.launch.titan_python import COMPILED
 from clustersim.scenario import Scenario
 from clustersim.scenario.run.parts import transformer_of
 
@@ -31,9 +32,130 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     """
     if table.name != "torchtitan":
         return []
+    _leave_out_plain(options)
+    notes = _samples_of_tokens(options)
+    _compiled(options)
     _async_tensor_parallel(options)
     _chunked_loss(options)
-    return _float8(options) + _checkpointing(options) + _batches_of_2024(options, table)
+    notes += _float8(options)
+    notes += _checkpointing(options)
+    notes += _replicated(options)
+    return notes + _batches_of_2024(options, table)
+
+
+PLAIN = {
+    "comm.mode": ("default",),
+    "experimental.custom_args_module": ("",),
+    "experimental.custom_import": ("",),
+    "experimental.pipeline_parallel_split_mode": ("manual",),
+    "job.custom_config_module": ("",),
+    "loss.num_chunks": (8,),
+    "model.attn_mask_type": ("causal",),
+    "model.attn_type": ("sdpa",),
+    "model.norm_type": ("rmsnorm",),
+    "override.imports": ([],),
+    "parallelism.expert_parallel_comm_backend": ("standard",),
+}
+"""Values of options that are told as not played, where they ask for what is played."""
+SIXTEEN = ("output", "lm_head", "router.gate", "moe.router.gate")
+"""Linears outside the 8 bits that are played: the head and routers."""
+
+
+def _leave_out_plain(options: dict[Key, OptionValue]) -> None:
+    """Drop what asks for what is played anyway. Changes ``options``."""
+    for name, values in PLAIN.items():
+        option = options.get(("config", name))
+        if option is not None and option.value in values:
+            del options["config", name]
+    for key in [key for key in options if key[1].endswith(".filter_fqns")]:
+        names = options[key].value
+        names = names.split(",") if isinstance(names, str) else names
+        if isinstance(names, list) and set(names) <= set(SIXTEEN):
+            del options[key]
+
+
+def _compiled(options: dict[Key, OptionValue]) -> None:
+    """Raise :class:`ScenarioError` for a compiler that is none of inductor: its kernels are not played."""
+    backend = options.get(("config", "compile.backend"))
+    compiled = _is_on(options, "compile.enable") or _is_on(options, "training.compile")
+    if backend is not None and compiled and backend.value != "inductor":
+        raise ScenarioError(
+            f"{backend.where}: {backend.name} {shown(backend.value)} is not played; say inductor, or leave out "
+            "compile.enable for kernels op by op"
+        )
+
+
+TOKENS = 16384
+SEQUENCE = 2048
+"""Tokens of a pass and of a sample, where a configuration of tokens does not say them (torchtitan/config/training.py
+after 0.3)."""
+_OF_TOKENS = {
+    "training.max_context_length": "training.seq_len",
+    "training.num_tokens_per_microbatch_per_dp_rank": "training.local_batch_size",
+    "training.num_tokens_per_train_step": "training.global_batch_size",
+    "parallelism.num_pp_microbatches": f"{_PARALLEL}microbatch_size",
+}
+"""Options of configurations that count tokens, and those that count samples in their place."""
+
+
+def _samples_of_tokens(options: dict[Key, OptionValue]) -> list[str]:
+    """Samples, where a configuration counts tokens, as those after 0.3 do; returns a note. Changes ``options``.
+
+    Raises :class:`ScenarioError` for tokens that are no whole samples.
+    """
+    taken = {name: options.pop(("config", name)) for name in _OF_TOKENS if ("config", name) in options}
+    there = options.pop(("config", COMPILED), None)
+    if not taken:
+        return []
+    if there is not None:
+        options["config", "compile.enable"] = OptionValue("compile", True, there.where)
+    length, tokens, step, passes = (taken.get(name) for name in _OF_TOKENS)
+    by = next(iter(taken.values()))
+    seq_len = SEQUENCE if length is None else _whole(length)
+    samples = _samples(tokens, TOKENS, seq_len, by)
+    degree = options.get(("config", f"{_PARALLEL}degree"))
+    count = 1
+    if degree is not None and _whole(degree) > 1:
+        count = 1 if passes is None else _whole(passes)
+        options["config", f"{_PARALLEL}microbatch_size"] = OptionValue("samples of a micro-batch", samples, by.where)
+    options["config", "training.seq_len"] = length or OptionValue("training.max_context_length", seq_len, by.where)
+    named = tokens or OptionValue("training.num_tokens_per_microbatch_per_dp_rank", TOKENS, by.where)
+    options["config", "training.local_batch_size"] = OptionValue(named.name, samples * count, named.where)
+    if step is not None and str(step.value) != "-1":
+        whole = _samples(step, TOKENS, seq_len, by)
+        options["config", "training.global_batch_size"] = OptionValue(step.name, whole, step.where)
+    options.setdefault(
+        ("config", "parallelism.context_parallel_load_balancer"), OptionValue("load balancer", "", by.where)
+    )
+    return [
+        f"{by.where}: {by.name} counts tokens, as torchtitan does after 0.3: {samples:,} samples of {seq_len:,} a pass"
+    ]
+
+
+def _samples(tokens: OptionValue | None, usual: int, seq_len: int, by: OptionValue) -> int:
+    """Whole samples of so many tokens. Raises :class:`ScenarioError`."""
+    count = usual if tokens is None else _whole(tokens)
+    if count % seq_len:
+        option = tokens or by
+        raise ScenarioError(
+            f"{option.where}: {option.name}: {count:,} tokens are not whole samples of {seq_len:,}, which are played; "
+            "say a multiple"
+        )
+    return count // seq_len
+
+
+def _replicated(options: dict[Key, OptionValue]) -> list[str]:
+    """A note where nothing is sharded, which releases wrap otherwise (models/llama3/infra/parallelize.py of 0.2.2, and
+    models/llama3/parallelize.py of 0.3.0)."""
+    shard, replicate = (
+        options.get(("config", f"parallelism.data_parallel_{kind}_degree")) for kind in ("shard", "replicate")
+    )
+    if shard is None or replicate is None or str(shard.value) != "1" or str(replicate.value) == "1":
+        return []
+    return [
+        f"{shard.where}: {shard.name} 1: FSDP2 over replicas, as torchtitan 0.3 has it; 0.1 and 0.2 wrap it in DDP, "
+        "whose gradients are reduced in buckets of 100 MB"
+    ]
 
 
 EXPERTS = "experts"
@@ -141,11 +263,22 @@ def _chunked_loss(options: dict[Key, OptionValue]) -> None:
         options["config", "loss.chunks"] = options.pop(key)
 
 
+FIRST_FLOAT8: Key = ("config", "training.fp8_linear")
+"""Of the first half of 2024: "dynamic", or nothing."""
+
+
+TRANSLATED = (*_OF_TOKENS, *_COUNTS, FIRST_FLOAT8[1])
+"""Options that are read here, in place of those of the table's release."""
+
+
 def _float8(options: dict[Key, OptionValue]) -> list[str]:
     """Weights are gathered in 8 bits where a converter makes linears of 8 bits, whatever else says so; returns a note.
 
     Raises :class:`ScenarioError` beside a recipe, which has a way of its own (torchtitan's Float8LinearConverter).
     """
+    first = options.pop(FIRST_FLOAT8, None)
+    if first is not None and first.value:
+        options["config", "float8.enable_float8_linear"] = OptionValue(first.name, True, first.where)
     converters = options.get(("config", "model.converters"))
     converted = converters is not None and "float8" in str(converters.value)
     converted = converted or _is_on(options, "float8.enable_float8_linear")
@@ -219,10 +352,17 @@ def _whole(option: OptionValue) -> int:
 
 
 def _schedule(options: dict[Key, OptionValue], table: FrameworkTable) -> None:
+    """A schedule by the table's word. Raises :class:`ScenarioError` for DualPipeV one pass after another."""
     key: Key = ("config", f"{_PARALLEL}schedule")
     if key not in options:
         return
     schedule = options[key]
+    overlap = options.get(("config", f"{_PARALLEL}expert_parallel_overlap"))
+    if overlap is not None and str(overlap.value).lower() == "false" and schedule.value == "DualPipeV":
+        raise ScenarioError(
+            f"{overlap.where}: {overlap.name} false beside DualPipeV is not played, whose passes lie beside each "
+            "other; say true, or another schedule"
+        )
     words = {str(pair[0]).lower(): pair[0] for row in table.rows if row.option == key[1] for pair in row.map or ()}
     word = str(schedule.value).lower().replace("_", "")
     options[key] = OptionValue(schedule.name, words.get(word, schedule.value), schedule.where)
