@@ -385,11 +385,11 @@ def test_a_configuration_that_hydra_names_is_asked_for():
     ("text", "name"),
     [
         ("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=own trainer.nnodes=1\n", "run.sh"),
-        ("torchrun --nproc_per_node 8 -m verl.trainer.sft_trainer data.train_batch_size=8\n", "run.sh"),
+        ("torchrun --nproc_per_node 8 -m verl.experimental.own data.train_batch_size=8\n", "run.sh"),
         ("actor_rollout_ref:\n  model:\n    path: own\ntrainer:\n  nnodes: 1\n", "ppo.yaml"),
     ],
 )
-def test_verl_is_named_and_refused(text, name):
+def test_reinforcement_learning_of_verl_is_named_and_refused(text, name):
     with pytest.raises(ScenarioError, match="is of verl"):
         read(text, name)
 
@@ -416,7 +416,7 @@ def test_a_script_with_axolotls_name_of_the_model_is_no_axolotl():
         ("c.sh", "fairseq-train data --arch transformer_lm --max-tokens 2048 --update-freq 16\n", "fairseq"),
         ("c.sh", "torchrun --nproc_per_node 8 -m fairseq_cli.hydra_train task.data=a\n", "fairseq"),
         ("c.sh", "colossalai run --nproc_per_node 8 train.py --plugin gemini\n", "Colossal-AI"),
-        ("c.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8\n", "verl"),
+        ("c.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8\n", "verl's reinforcement learning"),
         ("c.sh", "python train.py data --arch transformer_wmt_en_de --max-tokens 4096 --fp16\n", "fairseq"),
         ("c.sh", "torchrun --nproc_per_node 8 train.py data --arch transformer_lm --tokens-per-sample 8\n", "fairseq"),
         ("c.sh", "python fairseq/fairseq_cli/train.py data --fp16\n", "fairseq"),

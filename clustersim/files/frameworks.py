@@ -18,6 +18,7 @@ NAMES = (
     "nanogpt",
     "openrlhf",
     "cookbook",
+    "verl",
 )
 """A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
 WRITTEN = NAMES[:4]

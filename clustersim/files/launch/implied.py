@@ -70,7 +70,7 @@ def _adapters(
     used: set[Key],
 ) -> list[str]:
     """Put the adapters that options ask for into the fields, and what was read into ``used``; returns notes."""
-    if table.name in {"accelerate", "foundry", "openrlhf", "cookbook"}:
+    if table.name in {"accelerate", "foundry", "openrlhf", "cookbook", "verl"}:
         return adapters.taken(options, fields, used)
     if table.name == "nemo":
         megatron_adapters.taken(read, options, fields, used)

@@ -17,6 +17,7 @@ from clustersim.files.launch import (
     torchtitan,
     torchtune,
     trainer,
+    verl,
 )
 from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents
 from clustersim.files.launch.options import ScenarioFields, refuse, renamed, together
@@ -61,7 +62,7 @@ def parts_of(
     titan_python.arranged(read_files, table)
     options = renamed(together(read_files), table)
     notes = []
-    for framework_words in (litgpt, nanogpt, openrlhf, cookbook):
+    for framework_words in (litgpt, nanogpt, openrlhf, cookbook, verl):
         notes += framework_words.arranged(read_files, options, table)
     refuse(table, options, [(file.program, file.name) for file in read_files if file.program], model)
     notes += [*table.notes, *(note for file in read_files for note in file.notes)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Literal
@@ -69,7 +70,7 @@ class LaunchOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read(self, value: Any) -> Any:
         """The field's value for an option's. Raises :class:`ScenarioError` for one of another type or choice."""
-        typed = _typed(value, self.type)
+        typed = _typed(_below(value) if self.field == "model.name" else value, self.type)
         if self.map is None:
             return typed
         for option, *mapped in self.map:
@@ -210,6 +211,16 @@ def holds(when: str, fields: texts.Table) -> bool:
     if when in {"fsdp", "zero", "ddp"}:
         return bool(kind == when)
     return int(fields.get(f"parallel.{when}") or 1) > 1
+
+
+def _below(value: Any) -> Any:
+    """A model's path without the folder that a variable holds, whose last parts name the model.
+
+    >>> _below("$HOME/models/Qwen/Qwen3-8B"), _below("${ROOT}/$NAME"), _below("$NAME")
+    ('models/Qwen/Qwen3-8B', '${ROOT}/$NAME', '$NAME')
+    """
+    found = re.fullmatch(r"\$\{?\w+\}?/([^$]+)", value) if isinstance(value, str) else None
+    return found[1] if found else value
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
-from clustersim.files.launch import cookbook, nanogpt, openrlhf, unread
+from clustersim.files.launch import cookbook, nanogpt, openrlhf, unread, verl
 from clustersim.files.launch.files import PYTHON, UNSET, Document, OptionValue
 from clustersim.files.launch.table import NAMES, load
 
-RECIPES = ("nanogpt", "torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
+RECIPES = ("nanogpt", "verl", "torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
 """Frameworks whose one file holds a whole run, those with the most telling keys first."""
 
 
@@ -33,6 +33,7 @@ OWN_COMMANDS: dict[str, Callable[[Document], bool]] = {
     "nanogpt": nanogpt.is_launch,
     "openrlhf": openrlhf.is_launch,
     "cookbook": cookbook.is_launch,
+    "verl": verl.is_launch,
 }
 """Frameworks whose commands tell themselves by their own words."""
 
