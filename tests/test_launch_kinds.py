@@ -405,6 +405,9 @@ def test_a_script_with_axolotls_name_of_the_model_is_no_axolotl():
         read(f"{head} --micro_batch_size 4 --batch_size 128\n")
 
 
+COLOSSAL = "another program of Colossal-AI's"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "whose"),
     [
@@ -415,14 +418,14 @@ def test_a_script_with_axolotls_name_of_the_model_is_no_axolotl():
         ("c.yml", "per_device_batch_size: 1\nmax_target_length: 64\n", "MaxText"),
         ("c.sh", "fairseq-train data --arch transformer_lm --max-tokens 2048 --update-freq 16\n", "fairseq"),
         ("c.sh", "torchrun --nproc_per_node 8 -m fairseq_cli.hydra_train task.data=a\n", "fairseq"),
-        ("c.sh", "colossalai run --nproc_per_node 8 train.py --plugin gemini\n", "Colossal-AI"),
+        ("c.sh", "colossalai run --nproc_per_node 8 train.py --plugin gemini\n", COLOSSAL),
         ("c.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8\n", "verl's reinforcement learning"),
         ("c.sh", "python train.py data --arch transformer_wmt_en_de --max-tokens 4096 --fp16\n", "fairseq"),
         ("c.sh", "torchrun --nproc_per_node 8 train.py data --arch transformer_lm --tokens-per-sample 8\n", "fairseq"),
         ("c.sh", "python fairseq/fairseq_cli/train.py data --fp16\n", "fairseq"),
-        ("c.sh", "torchrun --nproc_per_node 8 train.py --plugin low_level_zero --batch_size 8\n", "Colossal-AI"),
-        ("c.sh", "torchrun --nproc_per_node 8 train.py --plugin 3d --tp 2 --pp 2 --batch_size 8\n", "Colossal-AI"),
-        ("c.sh", "python -m colossalai.cli run --nproc_per_node 8 finetune.py --batch_size 8\n", "Colossal-AI"),
+        ("c.sh", "torchrun --nproc_per_node 8 train.py --plugin low_level_zero --batch_size 8\n", COLOSSAL),
+        ("c.sh", "torchrun --nproc_per_node 8 train.py --plugin 3d --tp 2 --pp 2 --batch_size 8\n", COLOSSAL),
+        ("c.sh", "python -m colossalai.cli run --nproc_per_node 8 finetune.py --batch_size 8\n", COLOSSAL),
         ("c.sh", "python3 train.py --actor-num-nodes 4 --actor-num-gpus-per-node 8 --num-layers 36\n", "slime"),
         ("c.yaml", "policy: {model_name: a, train_global_batch_size: 8}\ngrpo: {num_prompts_per_step: 2}\n", "NeMo-RL"),
     ],

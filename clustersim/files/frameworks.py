@@ -19,6 +19,7 @@ NAMES = (
     "openrlhf",
     "cookbook",
     "verl",
+    "colossal",
 )
 """A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
 WRITTEN = NAMES[:4]

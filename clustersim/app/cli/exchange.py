@@ -43,7 +43,7 @@ def import_(
     script that names one, a DeepSpeed JSON with the script that is launched with it, an accelerate YAML with the
     Trainer's arguments (TRL, axolotl, LLaMA-Factory, ms-swift), a program that takes a recipe of NeMo 2, the YAML of
     NeMo, Megatron-Bridge, torchtune, GPT-NeoX, nanotron, llm-foundry, OLMo, LitGPT or LightningCLI, a config/*.py of
-    nanoGPT, or the finetuning command of OpenRLHF, verl or Llama Cookbook.
+    nanoGPT, or the finetuning command of OpenRLHF, verl, Llama Cookbook or Colossal-AI.
 
     Options that change time or memory become fields, or are named with what is played instead; what contradicts is an
     error. Nothing in a script is run.

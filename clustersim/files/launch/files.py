@@ -13,6 +13,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, json_table, shown, text_of, toml
 from clustersim.core.yamls import yaml_table
 from clustersim.files.launch import (
+    colossal_words,
     environment,
     interpolation,
     json_comments,
@@ -302,6 +303,8 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
         key = ("args", option) if option == "config_file" else ("config", option)
         target = parsed.options if option == "config_file" else parsed.overrides
         target[key] = OptionValue(option, value, name)
+    if colossal_words.is_benchmark(launch.program, script.command):
+        launch.arguments = colossal_words.spelt_out(launch.arguments)
     _arguments(launch.arguments, text, parsed)
     parsed.options["args", "launcher"] = OptionValue(
         "launcher", " ".join([tool for tool, _ in launch.tools] or script.command[:2]), name

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clustersim.files.launch import (
+    colossal,
     cookbook,
     litgpt,
     nanogpt,
@@ -62,7 +63,7 @@ def parts_of(
     titan_python.arranged(read_files, table)
     options = renamed(together(read_files), table)
     notes = []
-    for framework_words in (litgpt, nanogpt, openrlhf, cookbook, verl):
+    for framework_words in (litgpt, nanogpt, openrlhf, cookbook, verl, colossal):
         notes += framework_words.arranged(read_files, options, table)
     refuse(table, options, [(file.program, file.name) for file in read_files if file.program], model)
     notes += [*table.notes, *(note for file in read_files for note in file.notes)]

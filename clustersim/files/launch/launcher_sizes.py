@@ -75,6 +75,8 @@ def say_machine(launch: Launch, variables: dict[str, Any]) -> None:
         _on_one_node(launch, own)
     if any(tool == "deepspeed" and not ON_MANY & options.keys() for tool, options in launch.tools):
         launch.alone = "deepspeed without --hostfile"
+    if any(tool == "colossalai" and not {*ON_MANY, "host", "H"} & options.keys() for tool, options in launch.tools):
+        launch.alone = "colossalai run without --hostfile"
 
 
 def _torch_variables(launch: Launch, variables: dict[str, Any]) -> None:
@@ -159,6 +161,13 @@ def _deepspeed(options: dict[str, Any]) -> Said:
             yield "gpus_per_node", ("--include", str(counts.pop()))
 
 
+def _colossal(options: dict[str, Any]) -> Said:
+    yield from _named(options, {"num_nodes": "nodes", "nproc_per_node": "gpus_per_node"})
+    hosts = [host for host in str(options.get("host", options.get("H", ""))).split(",") if host]
+    if hosts and not UNKNOWN.search(" ".join(hosts)):
+        yield "nodes", ("--host", str(len(hosts)))
+
+
 def _mason(options: dict[str, Any]) -> Said:
     yield "nodes", ("--num_nodes", str(options.get("num_nodes", 1)))
     yield from _named(options, {"gpus": "slots"})
@@ -183,6 +192,7 @@ _SAYS: dict[str, Callable[[dict[str, Any]], Said]] = {
     "mpirun": _mpi,
     "torchrun": _torch,
     "deepspeed": _deepspeed,
+    "colossalai": _colossal,
     MASON: _mason,
 }
 """What each launcher's options say of the machine; of another's, as accelerate's do."""
@@ -191,7 +201,7 @@ _SAYS: dict[str, Callable[[dict[str, Any]], Said]] = {
 def _whole(launch: Launch, variables: dict[str, Any]) -> None:
     """Nodes, ranks of each, or ranks in all, from what schedulers and launchers say together."""
     machine = launch.machine
-    started = any(tool in {"torchrun", "deepspeed", "accelerate"} for tool, _ in launch.tools)
+    started = any(tool in {"torchrun", "deepspeed", "accelerate", "colossalai"} for tool, _ in launch.tools)
     tasks = machine.pop("tasks", None)
     every = machine.pop("all", None)
     slots = machine.pop("slots", None)
