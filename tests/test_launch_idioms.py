@@ -221,7 +221,11 @@ def test_torchtitans_names_of_2024_mean_those_of_2025():
     machine = {"topology": "hgx-h100", "nodes": 16}
     old = read(("a.toml", TITAN + OLD), machine=machine)
     new = read(("a.toml", TITAN.replace("flavor", 'converters = ["float8"]\nflavor') + NEW), machine=machine)
-    assert leaves(old) == leaves(new)
+    assert {**leaves(old), "run.optimizer_impl": "fused"} == leaves(new)
+    assert leaves(old)["run.optimizer_impl"] == "foreach"
+    assert any("is a name of 2024, when no optimizer was fused" in note for note in old.notes)
+    asked = read(("a.toml", TITAN + OLD + "[optimizer]\nfused = true\n"), machine=machine)
+    assert leaves(asked) == leaves(new)
     assert not old.unknown
 
 

@@ -195,6 +195,8 @@ def test_converters_of_python_say_their_recipe_wherever_they_stand() -> None:
         kinds=", converters=[Float8LinearConverter.Config()]"
     )  # 0.3.0, components/quantization/float8.py
     assert exchange.canonical(released.scenario)["model.float8_recipe"] == "rowwise"
+    earlier = registry(kinds=", quantization=[Float8LinearConverter.Config()]")
+    assert exchange.canonical(earlier.scenario) == exchange.canonical(released.scenario)
     with pytest.raises(ScenarioError, match="computes products of 8 bits by wider ones"):
         registry(kinds=", converters=[Float8LinearConverter.Config(emulate=True)]")
 
@@ -221,6 +223,25 @@ def test_classes_of_torchtitans_python_are_read_as_they_were_before_03() -> None
     both = ", ".join(group.format(name) for name in ("AdamW", "Muon"))
     with pytest.raises(ScenarioError, match=r"optimizer.name: 'AdamW and Muon' is not a choice"):
         registry(f"optimizer=OptimizersContainer.Config(param_groups=[{both}])")
+
+
+def test_a_loss_in_chunks_of_torchtitans_python_has_two_names() -> None:
+    chunked = [
+        exchange.canonical(registry(f"loss={name}.Config()").scenario)
+        for name in ("ChunkedLossWrapper", "ChunkedCELoss")
+    ]
+    assert chunked[0] == chunked[1]
+    assert chunked[0]["model.loss"] == "chunked"
+
+
+@pytest.mark.parametrize("base", ["llama3_8b_of_elsewhere()", '_base(model_registry("8B"))'])
+def test_values_of_torchtitans_python_that_another_file_or_arguments_hold_are_asked_for(base: str) -> None:
+    text = f"from torchtitan.trainer import Trainer\ndef own() -> Trainer.Config:\n    config = {base}\n"
+    text += "    config.training.seq_len = 4096\n    return config\n"
+    with pytest.raises(
+        ScenarioError, match=f"own takes its values of {base.partition('(')[0]}, which the file does not"
+    ):
+        exchange.read([document(text, "config_registry.py")], {"topology": "hgx-h100", "nodes": 1}, model="llama3-8b")
 
 
 def test_no_load_balancer_of_torchtitans_python_is_none() -> None:

@@ -153,7 +153,7 @@ def test_a_script_whose_name_tells_a_strategy_is_no_ddp():
     ("words", "whose"),
     [
         ("NPROC_PER_NODE=4 megatron sft --load m --tensor_model_parallel_size 4", "Megatron-SWIFT"),
-        ("colossalai run --nproc_per_node 4 clm.py --model_name_or_path gpt2", "Colossal-AI"),
+        ("colossalai run --nproc_per_node 4 clm.py --model_name_or_path gpt2", "another program of Colossal-AI's"),
     ],
 )
 def test_a_command_of_a_framework_that_is_not_read_is_never_another_ones(words, whose):

@@ -72,6 +72,11 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
                 why = OTHERS.get(kind, "which is not read")
                 raise ScenarioError(f"{document.name}: {name} is a {kind}, {why}; those of Trainer.Config are")
             config = _config(name, functions, document, 0)
+            if config.name != kind:
+                raise ScenarioError(
+                    f"{document.name}: {name} takes its values of {config.name}, which the file does not hold without "
+                    "arguments; write them there as Trainer.Config(...)"
+                )
             module = next((_named(one, "module") for one in read if _named(one, "module")), "")
             for option, value in _options(config, module or _module(document.name, name, table)):
                 document.options["config", option] = OptionValue(option, value, f"{document.name} ({name})")
@@ -237,9 +242,13 @@ COMPILED = "compile.there"
 CONTAINERS = ("OptimizersContainer", "OptimizersInBackwardContainer")
 
 
+CHUNKED = ("ChunkedLossWrapper", "ChunkedCELoss")
+"""A loss in chunks, by its name in 0.3 and before."""
+
+
 def _loss(made: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(made, Made):
-        yield "loss.chunked", made.kind == "ChunkedLossWrapper"
+        yield "loss.chunked", made.kind in CHUNKED
         if "num_chunks" in made.given:
             yield "loss.num_chunks", _plain(made.given["num_chunks"])
 
@@ -271,6 +280,8 @@ _SECTIONS: dict[str, Callable[[Any], Iterator[tuple[str, Any]]]] = {
     "optimizer": _optimizer,
 }
 """Sections that a file has otherwise."""
+QUANTIZING = ("converters", "quantization")
+"""Converters of a model, by the argument's name in 0.3 and before."""
 ROWWISE = {"quantize.linear.float8": "rowwise"}
 """Recipes of 0.3 (components/quantization/float8.py)."""
 
@@ -281,6 +292,7 @@ def _model(made: Any, module: str) -> Iterator[tuple[str, Any]]:
     yield "model.name", module
     yield "model.flavor", made.places[0]
     for name, said in made.given.items():
-        if name != "converters" and said is not None:
+        if name not in QUANTIZING and said is not None:
             yield f"model_spec.{name}", _plain(said)
-    yield from _converted(made.given.get("converters"), ROWWISE)
+    for name in QUANTIZING:
+        yield from _converted(made.given.get(name), ROWWISE)

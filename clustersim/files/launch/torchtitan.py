@@ -40,6 +40,7 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     notes += _float8(options)
     notes += _checkpointing(options)
     notes += _replicated(options)
+    notes += _loops_of_2024(options)
     return notes + _batches_of_2024(options, table)
 
 
@@ -349,6 +350,26 @@ def _whole(option: OptionValue) -> int:
     if not 1 <= count < 2**31:
         raise ScenarioError(f"{option.where}: {option.name} {option.value!r} does not fit: expected a whole number")
     return count
+
+
+_NAMES_OF_2024 = (
+    "training.data_parallel_",
+    "training.tensor_parallel_",
+    "training.pipeline_parallel_",
+    "experimental.pipeline_parallel_",
+    "experimental.context_parallel_",
+)
+
+
+def _loops_of_2024(options: dict[Key, OptionValue]) -> list[str]:
+    """An optimizer that nobody asks to be fused, which those releases did not do by themselves (config_manager.py at
+    0011fb90); returns a note. Changes ``options``."""
+    named = [option for option in options.values() if option.name.lstrip("-").startswith(_NAMES_OF_2024)]
+    if not named or any(("config", f"optimizer.{name}") in options for name in ("fused", "implementation")):
+        return []
+    by = named[0]
+    options["config", "optimizer.fused"] = OptionValue("optimizer.fused", False, by.where)
+    return [f"{by.where}: {by.name} is a name of 2024, when no optimizer was fused unless optimizer.fused asked for it"]
 
 
 def _schedule(options: dict[Key, OptionValue], table: FrameworkTable) -> None:
