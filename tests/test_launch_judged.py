@@ -10,7 +10,7 @@ from test_launch_kinds import megatron
 
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
-from clustersim.files.launch import torchtitan
+from clustersim.files.launch import torchtitan, verl
 from clustersim.files.launch.files import document
 from clustersim.files.launch.table import load
 
@@ -92,6 +92,15 @@ def test_no_option_of_torchtitan_is_unjudged() -> None:
     assert len(listed) > 250
     assert [name for name in listed if not (judged(name, "torchtitan") or name in torchtitan.TRANSLATED)] == []
     assert not judged("parallelism.option_of_nobody", "torchtitan")
+
+
+def test_no_option_of_verls_finetuning_is_unjudged() -> None:
+    lines = (DATA / "verl_options.txt").read_text("utf-8").splitlines()
+    listed = [line.partition(":")[0] for line in lines if not line.startswith("#")]
+    assert len(listed) > 150
+    read_apart = [name for name in listed if name in verl.TRANSLATED or name.startswith(verl.OF_MEGATRON)]
+    assert [name for name in listed if not (judged(name, "verl") or name in read_apart)] == []
+    assert not judged("engine.option_of_nobody", "verl")
 
 
 TITAN = """[model]
@@ -223,6 +232,10 @@ def test_classes_of_torchtitans_python_are_read_as_they_were_before_03() -> None
     both = ", ".join(group.format(name) for name in ("AdamW", "Muon"))
     with pytest.raises(ScenarioError, match=r"optimizer.name: 'AdamW and Muon' is not a choice"):
         registry(f"optimizer=OptimizersContainer.Config(param_groups=[{both}])")
+    alone = registry(f"optimizer=OptimizersContainer.Config(param_groups=[{group.format('AdamW')}])")
+    assert exchange.canonical(alone.scenario) == exchange.canonical(registry("optimizer=default_adamw(lr=1)").scenario)
+    with pytest.raises(ScenarioError, match=r"optimizer.name: 'own_groups' is not a choice"):
+        registry("optimizer=OptimizersContainer.Config(param_groups=own_groups(3))")
 
 
 def test_a_loss_in_chunks_of_torchtitans_python_has_two_names() -> None:

@@ -60,6 +60,13 @@ def test_a_word_of_verls_first_trainer_changes_what_it_says(words: str, field: s
     assert had(read(words))[field] == value
 
 
+def test_units_of_fsdp1_may_be_of_so_many_parameters() -> None:
+    words = "model.strategy=fsdp model.fsdp_config.wrap_policy.min_num_params=100000000"
+    assert read(words).tables["strategy"]["min_num_params"] == 100_000_000
+    told = read("model.override_config.num_hidden_layers=2 model.external_lib=own").unplayed
+    assert {"model.override_config.num_hidden_layers", "model.external_lib"} == set(told)
+
+
 def test_fsdp1s_offload_of_no_parameters_moves_nothing() -> None:
     offload = "model.strategy=fsdp model.fsdp_config.cpu_offload=True"
     assert not had(read(offload)).get("strategy.cpu_offload")

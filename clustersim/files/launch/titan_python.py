@@ -229,9 +229,12 @@ def _optimizer(made: Any) -> Iterator[tuple[str, Any]]:
         yield "optimizer.name", "AdamW" if kind == "default_adamw" else kind
         return
     groups = made.given.get("param_groups")
-    names = {str(one.given.get("optimizer_name")) for one in groups if isinstance(one, Made)} if groups else set()
-    if names:
-        yield "optimizer.name", " and ".join(sorted(names))
+    if isinstance(groups, list) and all(isinstance(group, Made) for group in groups):
+        names = {str(_plain(group.given.get("optimizer_name"))) for group in groups}
+        if names:
+            yield "optimizer.name", " and ".join(sorted(names))
+    elif groups is not None:  # which no table has as an optimizer
+        yield "optimizer.name", str(_plain(groups))
     if kind == CONTAINERS[1]:
         yield "optimizer.early_step_in_backward", True
     yield from _fields("optimizer", made, ("param_groups",))
@@ -290,7 +293,7 @@ def _model(made: Any, module: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(made, Made) or not made.places:
         return
     yield "model.name", module
-    yield "model.flavor", made.places[0]
+    yield "model.flavor", _plain(made.places[0])
     for name, said in made.given.items():
         if name not in QUANTIZING and said is not None:
             yield f"model_spec.{name}", _plain(said)

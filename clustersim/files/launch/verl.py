@@ -24,6 +24,22 @@ LENGTH = 1024
 """Tokens of a pass and of a sample, where nobody says them."""
 
 
+TRANSLATED = (
+    "data.max_token_len_per_gpu",
+    "data.micro_batch_size",
+    "data.use_dynamic_bsz",
+    "engine.offload_policy",
+    "model.fsdp_config.cpu_offload",
+    "model.fsdp_config.offload_params",
+    "model.lora_adapter_path",
+    "model.lora_rank",
+    "model.strategy",
+    "model.target_modules",
+)
+"""Options that are read here, in place of those of the table; and those of Megatron's adapters, which are left out."""
+OF_MEGATRON = "model.lora."
+
+
 def is_launch(document: Document) -> bool:
     """Whether a command runs a trainer of verl's that finetunes."""
     name = document.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
@@ -134,7 +150,7 @@ def _adapters(options: dict[Key, OptionValue]) -> list[str]:
         raise ScenarioError(f"{path.where}: {path.name} describes adapters; say model.lora_rank and target_modules too")
     rank = options.pop(("config", "model.lora_rank"), None)
     targets = options.pop(("config", "model.target_modules"), None)
-    for key in [key for key in options if key[1].startswith("model.lora.")]:  # of Megatron's engine
+    for key in [key for key in options if key[1].startswith(OF_MEGATRON)]:
         del options[key]
     if rank is None or str(rank.value) == "0":
         return []
