@@ -125,7 +125,7 @@ def fields():
     known = (
         {f"parallel.{name}" for name in FIELDS}
         | {"parallel.routing.kind"}
-        | {f"batch.{n}" for n in ("micro", "local", "count", "global")}
+        | {f"batch.{n}" for n in ("micro", "local", "count", "global", "capped")}
     )
     known |= {f"{table}.{one.name}" for table, kind in (("model", Model), ("run", Run)) for one in of(kind)}
     known |= {f"strategy.{one.name}" for row in STRATEGIES.values() for one in of(row.config)} | {"strategy.kind"}
