@@ -103,6 +103,7 @@ def test_sequences_are_split_with_tensors_where_colossal_does_so() -> None:
         (LLAMA.replace("zero2", "ddp"), "averages gradients of 16 bits that have no masters"),
         (LLAMA.replace("zero2", "3d") + "--zero_stage 1 --accumulation_steps 4", "beside stage 1"),
         (f"{RUN} train_rm.py --pretrain own --plugin zero2", "another program of Colossal-AI's"),
+        ("torchrun --nproc_per_node 4 train_sft.py --pretrain own --strategy colossalai_zero2", "another program of"),
         (f"{RUN} pretrain.py -p 3d --tp 4 --zero 1", "another program of Colossal-AI's"),
     ],
 )

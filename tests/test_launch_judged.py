@@ -257,6 +257,15 @@ def test_values_of_torchtitans_python_that_another_file_or_arguments_hold_are_as
         exchange.read([document(text, "config_registry.py")], {"topology": "hgx-h100", "nodes": 1}, model="llama3-8b")
 
 
+def test_attention_that_torchtitan_03_takes_by_itself_is_told() -> None:
+    told = [
+        any("no attn_backend: torchtitan 0.3 takes FlexAttention" in note for note in made.notes)
+        for made in (registry(), registry(kinds=', attn_backend="flex"'))
+    ]
+    assert told == [True, False]
+    assert "model_spec.attn_backend" in registry(kinds=', attn_backend="flex"').unplayed
+
+
 def test_no_load_balancer_of_torchtitans_python_is_none() -> None:
     split = "parallelism=ParallelismConfig(context_parallel_degree=2, context_parallel_load_balancer={})"
     assert exchange.canonical(registry(split.format("None")).scenario)["parallel.cp_load_balancer"] == "none"

@@ -81,6 +81,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
             for option, value in _options(config, module or _module(document.name, name, table)):
                 document.options["config", option] = OptionValue(option, value, f"{document.name} ({name})")
             _graphed(document, name)
+            _flexed(document)
     for document in read:
         for option in ("config", "module") if any(one.kind == PYTHON for one in read) else ():
             document.options.pop(("args", option), None)
@@ -107,6 +108,15 @@ def _graphed(document: Document, name: str) -> None:
         document.options[key] = OptionValue(key[1], False, f"{document.name} ({name})")
         document.notes.append(
             f"{document.name}: forward and backward are one CUDA graph, as torchtitan 0.3 has them by default"
+        )
+
+
+def _flexed(document: Document) -> None:
+    """A note on attention that nobody names, which is FlexAttention's in 0.3 (``model_registry`` of each model)."""
+    if ("config", "model_spec.attn_backend") not in document.options:
+        document.notes.append(
+            f"{document.name}: no attn_backend: torchtitan 0.3 takes FlexAttention inside of documents; attention is "
+            "over the whole sample, by the kernel that PyTorch picks"
         )
 
 

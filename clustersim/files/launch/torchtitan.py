@@ -129,7 +129,8 @@ def _samples_of_tokens(options: dict[Key, OptionValue]) -> list[str]:
         ("config", "parallelism.context_parallel_load_balancer"), OptionValue("load balancer", "", by.where)
     )
     return [
-        f"{by.where}: {by.name} counts tokens, as torchtitan does after 0.3: {samples:,} samples of {seq_len:,} a pass"
+        f"{by.where}: {by.name} counts tokens, as torchtitan does after 0.3: {samples:,} sample(s) of {seq_len:,} "
+        "a pass"
     ]
 
 

@@ -137,7 +137,7 @@ def _passes(options: dict[Key, OptionValue], where: str) -> list[str]:
         name, held, where if tokens is None else tokens.where
     )
     options["config", "verl.capped"] = OptionValue(name, True, where)
-    return [f"{where}: {name} {limit:,}: {held:,} samples a pass, each as long as data.max_length"]
+    return [f"{where}: {name} {limit:,}: {held:,} sample(s) a pass, each as long as data.max_length"]
 
 
 def _adapters(options: dict[Key, OptionValue]) -> list[str]:
