@@ -212,13 +212,34 @@ def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
     done = clustersim("new", "scenario", tmp_path / "t.toml", "--model", "gpt2", "--gpu", "A100")
     assert "fits" in done.stdout
     assert (
-        "of its recipe's settings, those mostly faster first, the first that runs out of memory less often"
+        "written: pytorch's first setting, those mostly faster first, that runs out of memory less often than 25%"
         in done.stdout
     )
-    assert "before it would" not in done.stdout
+    assert "before it" not in done.stdout
     done = clustersim("new", "scenario", tmp_path / "u.toml", "--model", "llama3-8b", "--gpu", "A100", "--nodes", "1")
     kept = tomllib.loads((tmp_path / "u.toml").read_text("utf-8"))["model"]["activation_checkpointing"]
-    assert ("before it would more often" in done.stdout) == (kept != "none")
+    assert ("would more often" in done.stdout) == (kept != "none")
+
+
+def test_what_was_refused_before_is_told_as_of_the_recipe_that_it_is_of(monkeypatch):
+    """Two settings of DDP that did not fit were told as two of torchtitan's, whose first one was written."""
+    likely = {"a": 1.0, "b": 1.0, "c": None, "d": 0.1}
+    recipe_of = {"a": "pytorch", "b": "pytorch", "c": "torchtitan", "d": "torchtitan"}
+
+    def verdict(text, _):
+        return None if likely[text] is None else SimpleNamespace(runs_out=likely[text])
+
+    monkeypatch.setattr(room, "_verdict_of_text", verdict)
+    texts = [drafts.RecipeText(recipe_of[text], text) for text in likely]
+    chosen = room.with_room(texts, None)
+    assert chosen.text == "d"
+    assert chosen.why == (
+        "written: torchtitan's first setting, those mostly faster first, that runs out of memory less often than 25%; "
+        "before it 2 of pytorch's would more often"
+    )
+    assert room.with_room(texts[:3], None).why == (
+        "written: of pytorch's settings the likeliest to fit; none runs out less often than 25%"
+    )
 
 
 @pytest.mark.parametrize(("recipe", "words"), [("megatron", "in_pipeline_split"), ("deepspeed", "offload_optimizer")])
@@ -249,7 +270,7 @@ def test_what_is_written_has_room_likely_enough_or_the_likeliest(monkeypatch, li
         return None if found is None else SimpleNamespace(runs_out=found)
 
     monkeypatch.setattr(room, "_verdict_of_text", verdict)
-    assert room.with_room(map(str, range(len(likely))), None).text == str(taken)
+    assert room.with_room([drafts.RecipeText("", str(i)) for i in range(len(likely))], None).text == str(taken)
 
 
 @pytest.mark.parametrize(
@@ -259,21 +280,21 @@ def test_what_is_written_has_room_likely_enough_or_the_likeliest(monkeypatch, li
 def test_what_is_in_reserve_is_looked_at_last_and_left_where_it_has_no_room_either(monkeypatch, likely, reserve, taken):
     numbers = [*likely, *reserve]
     monkeypatch.setattr(room, "_verdict_of_text", lambda text, _: SimpleNamespace(runs_out=numbers[int(text)]))
-    texts = list(map(str, range(len(numbers))))
+    texts = [drafts.RecipeText("", str(i)) for i in range(len(numbers))]
     assert room.with_room(texts[: len(likely)], None, texts[len(likely) :]).text == str(taken)
 
 
 def test_a_model_is_split_and_its_gradients_are_halved_before_anything_is_left_to_the_host(tmp_path):
     """Qwen3-235B on 64 H100s was written with an offloaded optimizer, 8.4 % MFU; split it has 21.5 %."""
     draft = drafts.ScenarioDraft(tmp_path / "s.toml", machine_of("H100", None), 8, "mixtral-8x22b", None)
-    tried = [tomllib.loads(text) for text in draft.texts(recipes.USUAL)]
+    tried = [tomllib.loads(draft_text.text) for draft_text in draft.texts(recipes.USUAL)]
     assert not any("offload_optimizer" in table["strategy"].get("zero_optimization", {}) for table in tried)
     split = [table["parallel"] for table in tried if table.get("parallel", {}).get("framework") == "megatron"]
     assert {table["pp"] for table in split} > {1}
     fp32 = [table.get("grad_reduce_in_fp32", True) for table in split]
     assert sorted(fp32, reverse=True) == fp32
     assert not fp32[-1]
-    away = [tomllib.loads(text)["strategy"] for text in draft.offloading_texts(recipes.USUAL)]
+    away = [tomllib.loads(draft_text.text)["strategy"] for draft_text in draft.offloading_texts(recipes.USUAL)]
     assert all(
         table["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True} for table in away
     )

@@ -5,11 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from clustersim.studies import plan as planner
 from clustersim.studies.plan.candidates import PlanCandidate, StrategyForm
 from clustersim.studies.plan.knobs import DEGREES
 from clustersim.studies.plan.options import PlanOption, SearchResult
+from clustersim.studies.plan.robust import _rivals
+from clustersim.studies.plan.seen import FINALISTS, KnownCandidates
+from clustersim.studies.plan.sites import machines_of
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.untried import offloads
 from clustersim.studies.plan.verdict import _cramped
@@ -141,3 +145,51 @@ def test_offload_is_told_as_not_tried_where_room_in_memory_costs_more_than_predi
     """Seven billion parameters on eight cards of 24 GB had 10,357 tokens/s; 18,434 with the optimizer on the host."""
     searched = SimpleNamespace(front=[_option(1, 10.0, 0.05), _option(2, rate, 0.5)], offloads=offloads)
     assert _cramped(searched) == cramped
+
+
+SHARED = TIGHT | {
+    "try": TIGHT["try"]
+    | {"micro_batch_size": [16, 32], "parallel": {"pp": [1, 2]}, "strategies": [{"kind": "ddp"}, {"kind": "fsdp"}]}
+}
+"""Options with a whole model beside split ones, with room in memory and without."""
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """What a search knows of a space that is too large to run whole, once its sieve has looked at it."""
+    monkeypatch.setattr("clustersim.studies.plan.seen.EXACT", 1)
+    read = from_table(SHARED)
+    seen = KnownCandidates(read, "plan.toml", *machines_of(read, "plan.toml"))
+    seen.open()
+    return seen
+
+
+@pytest.mark.parametrize("others", ["whole", "tight"])
+def test_a_split_option_with_room_is_run_whole_however_many_of_another_kind_are(looked_at, others):
+    """On 32 B200 what was 19.6 % faster and had room was run roughly alone: what may run out and FSDP's whole models
+    had the two whole runs of its machine, and were taken before it."""
+    known = [option for option in looked_at.options if option.bound is not None]
+    roomy = next(option for option in known if option.candidate.form.split and not option.bound.tight)
+    roomy = replace(roomy, state="rough")
+    kinds = {
+        "whole": [option for option in known if not option.candidate.form.split],
+        "tight": [option for option in known if option.candidate.form.split and option.bound.tight],
+    }
+    for option in (kinds[others] * FINALISTS)[:FINALISTS]:
+        looked_at.hand_out(option, rough=False)
+    assert not looked_at.spent(roomy, rough=False)
+    for _ in range(FINALISTS):
+        looked_at.hand_out(roomy, rough=False)
+    assert looked_at.spent(roomy, rough=False)
+
+
+@pytest.mark.parametrize("fastest_has_room", [True, False])
+def test_what_may_run_out_of_memory_is_no_rival_in_a_robust_choice_where_the_fastest_has_room(
+    fastest_has_room,
+):
+    """The robust choice on 32 B200 was an option that ran out with a likelihood of 58 %, which its line left out."""
+    options = [_option(0, 3.0, 0.0 if fastest_has_room else 0.6), _option(1, 4.0, 0.6), _option(2, 2.0, 0.0)]
+    place = SimpleNamespace(sieve=SimpleNamespace(place=lambda candidate: 0), keeps=lambda option: True)
+    found = SimpleNamespace(front=options[:1], options=options)
+    rivals = [option.candidate.number for option in _rivals(found, place)]
+    assert rivals == ([0, 2] if fastest_has_room else [0, 1, 2])

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from clustersim.app.cli.machines import MachineChoice, as_written
 from clustersim.app.cli.recipes import (
@@ -39,6 +39,13 @@ NO_DEVICE = '# device = "..."             # another GPU in the same sockets; `cl
 """The line of ``[cluster]`` where the machine keeps its own GPUs."""
 
 
+class RecipeText(NamedTuple):
+    """A scenario's text, and the recipe whose setting it is."""
+
+    recipe: str
+    text: str
+
+
 @dataclass(frozen=True)
 class ScenarioDraft:
     """A scenario that is to be written: where, on what, and of which model."""
@@ -50,7 +57,7 @@ class ScenarioDraft:
     tokens: float | None
     seq_len: int | None = None
 
-    def texts(self, recipes: Sequence[str]) -> Iterator[str]:
+    def texts(self, recipes: Sequence[str]) -> Iterator[RecipeText]:
         """The settings of these recipes, in turn, the fastest first.
 
         Plain data parallelism keeps no recomputation in reserve where another recipe follows.
@@ -62,14 +69,14 @@ class ScenarioDraft:
             for values in settings(recipe, place):
                 if recipe == USUAL[0] != recipes[-1] and values["kept"] != "none":
                     break
-                yield self._filled(recipe, recipe_text(recipe, place, values))
+                yield RecipeText(recipe, self._filled(recipe, recipe_text(recipe, place, values)))
 
-    def offloading_texts(self, recipes: Sequence[str]) -> Iterator[str]:
+    def offloading_texts(self, recipes: Sequence[str]) -> Iterator[RecipeText]:
         """The settings of these recipes that leave a part to the host, for models that fit in no other way."""
         place = self._place()
         for recipe in recipes:
             for values in offloading_settings(recipe, place):
-                yield self._filled(recipe, recipe_text(recipe, place, values))
+                yield RecipeText(recipe, self._filled(recipe, recipe_text(recipe, place, values)))
 
     def _place(self) -> RecipePlace:
         shape = shape_of_model(self.model, self.file, self.seq_len) if has_tokens(self.model) else None

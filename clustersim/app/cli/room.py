@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +13,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.memory_states import UNLIKELY
 
 if TYPE_CHECKING:
+    from clustersim.app.cli.drafts import RecipeText
     from clustersim.core.memory_use import Verdict
 
 
@@ -23,27 +25,33 @@ class RoomChoice(NamedTuple):
     why: str = ""
 
 
-def with_room(texts: Iterable[str], file: Path, reserve: Iterable[str] = ()) -> RoomChoice:
+def with_room(texts: Iterable[RecipeText], file: Path, reserve: Iterable[RecipeText] = ()) -> RoomChoice:
     """The first of ``texts`` (the fastest first) that runs out less likely than :data:`UNLIKELY`.
 
     Where none does, the first of the ``reserve``, which is far slower; and where that has none either, the one that
     runs out least likely, of equals the last, which keeps least. ``file`` : what paths in them are relative to.
     """
     best = RoomChoice("", None)
-    for tried, text in enumerate(itertools.chain(texts, reserve), 1):
+    refused = Counter[str]()
+    for recipe, text in itertools.chain(texts, reserve):
         verdict = _verdict_of_text(text, file)
         if verdict is None:
             best = best if best.verdict else RoomChoice(text, None)
         elif verdict.runs_out < UNLIKELY:
-            which = (
-                "of its recipe's settings, those mostly faster first, the first that runs out of memory less often than"
-            )
-            before = f"; the {tried - 1} before it would more often" if tried > 1 else ""
-            return RoomChoice(text, verdict, f"written: {which} {UNLIKELY:.0%}{before}")
-        elif best.verdict is None or verdict.runs_out <= best.verdict.runs_out:
-            best = RoomChoice(text, verdict)
-    why = f"written: of its recipe's settings the likeliest to fit; none runs out less often than {UNLIKELY:.0%}"
-    return best._replace(why=why)
+            return RoomChoice(text, verdict, _why_written(recipe, refused))
+        else:
+            refused[recipe] += 1
+            if best.verdict is None or verdict.runs_out <= best.verdict.runs_out:
+                best = RoomChoice(text, verdict)
+    why = f"written: of {', '.join(refused)}'s settings the likeliest to fit; none runs out less often than"
+    return best._replace(why=f"{why} {UNLIKELY:.0%}")
+
+
+def _why_written(recipe: str, refused: Mapping[str, int]) -> str:
+    """Why a recipe's setting is written; ``refused`` : how many of each recipe's were looked at before, and run out."""
+    which = f"{recipe}'s first setting, those mostly faster first, that runs out of memory less often than"
+    before = ", ".join(f"{count} of {name}'s" for name, count in refused.items())
+    return f"written: {which} {UNLIKELY:.0%}" + (f"; before it {before} would more often" if before else "")
 
 
 def _verdict_of_text(text: str, file: Path) -> Verdict | None:

@@ -112,14 +112,15 @@ def at_corners(searched: SearchResult, seen: KnownCandidates, runner: Runner) ->
 
 def _rivals(searched: SearchResult, seen: KnownCandidates) -> Iterator[PlanOption]:
     """Options on as many nodes of the fastest one's machine that keep the limits, fastest first; of those that take as
-    long one."""
+    long one. None that may run out of memory where the fastest has room: what dies is not robust."""
     if not searched.front:
         return
     fastest = searched.front[0]
     yield fastest
     place = seen.sieve.place(fastest.candidate)
     rivals = (option for option in searched.options if option.rate and option is not fastest)
-    near = (option for option in rivals if seen.sieve.place(option.candidate) == place and seen.keeps(option))
+    roomy = (option for option in rivals if option.has_room or not fastest.has_room)
+    near = (option for option in roomy if seen.sieve.place(option.candidate) == place and seen.keeps(option))
     taken = [fastest.rate]
     for option in sorted(near, key=lambda option: (-option.rate, option.candidate.number)):
         if all(abs(option.rate / rate - 1.0) > ALIKE for rate in taken):

@@ -38,7 +38,8 @@ GPT on 8 GPUs, whose steps are short, a sketch was off by 4.0 % at most, and by 
 OUTSIDE = 8
 """Rough runs of a machine and number of nodes after which another's options rule out what they beat."""
 FINALISTS = 2
-"""Of one machine and number of nodes in a large space, options that are run as near to whole as they can be."""
+"""Of one machine and number of nodes in a large space, options with a split model that are run as near to whole as
+they can be: so many with room in memory, and so many that may run out."""
 
 
 class KnownCandidates:
@@ -76,7 +77,7 @@ class KnownCandidates:
             )
         self.sieve = OptionSieve(plan, path, machines)
         self.best: dict[int, tuple[float, ...]] = {}
-        self.runs, self.whole = 0, Counter[Place]()
+        self.runs, self.whole = 0, Counter[tuple[Place, float]]()
         self._rates: defaultdict[tuple[Place, str, bool], list[float]] = defaultdict(list)
         self._better = ParetoObjectives()
         self.seq_len = 1
@@ -172,7 +173,9 @@ class KnownCandidates:
     def hand_out(self, option: PlanOption, *, rough: bool) -> None:
         """Count one that is about to be simulated."""
         self.runs += 1
-        self.whole[self.sieve.place(option.candidate)] += not rough
+        # One with a whole model is run whole in any case, and what may run out is no answer where another has room:
+        # neither takes the turn of a split option that has room.
+        self.whole[self._finals(option)] += not rough and option.candidate.form.split
 
     def spent(self, option: PlanOption, rough: bool) -> bool:
         """Whether a large space has had its simulations."""
@@ -181,8 +184,12 @@ class KnownCandidates:
         return (
             self.runs >= self.plan.tried.simulations
             if rough
-            else (option.state != "rough" or self.whole[self.sieve.place(option.candidate)] >= FINALISTS)
+            else (option.state != "rough" or self.whole[self._finals(option)] >= FINALISTS)
         )
+
+    def _finals(self, option: PlanOption) -> tuple[Place, float]:
+        """Of which options at most :data:`FINALISTS` are run whole: of its machine and nodes, and as tight as it."""
+        return self.sieve.place(option.candidate), self._tight(option)
 
     def leave(self, option: PlanOption) -> None:
         """Note that it is not simulated, or not whole."""
