@@ -326,7 +326,10 @@ def test_a_protocol_of_small_messages_alone_is_told(tmp_path: Path, value: str, 
 def test_fewer_nics_than_a_named_machine_has_are_told(tmp_path: Path):
     path = tmp_path / "log"
     path.write_text(log(["NCCL_IB_HCA set to mlx5_0", IB], hosts=2, between=GOOD))
-    words = "host0 uses 2 of the 8 NICs that a node of hgx-h100 has: mlx5_0, mlx5_1. Why: NCCL_IB_HCA=mlx5_0"
+    words = (
+        "host0 uses 2 of the 8 NICs that a node of hgx-h100 has: mlx5_0, mlx5_1; 1 more machine uses fewer, too. "
+        "Why: NCCL_IB_HCA=mlx5_0"
+    )
     assert words in CliRunner().invoke(cli, ["trace", str(path), "--topology", "hgx-h100"]).output
 
 
@@ -344,3 +347,54 @@ def test_rings_of_before_28_are_channels(tmp_path: Path):
     read = told(tmp_path / "log", text)
     assert read.transports == {"P2P/IPC": 1, "NET/Socket": 2, "direct shared memory": 1}
     assert any("TCP sockets carry" in line for line in read.lines)
+
+
+# ---- among a benchmark's rows ----------------------------------------------------------------------------------------
+
+HEAD = "# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 graph: 0\n"
+COLUMNS = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+
+
+def benchmark(busbw: float) -> str:
+    """nccl-tests on two machines with NCCL's own lines between its head and its rows: 16 ranks, GPUDirect off."""
+    ranks = "".join(
+        f"#  Rank {r} Group  0 Pid 1 on host{r // 8} device {r % 8} [0x{r}] NVIDIA H100\n" for r in range(16)
+    )
+    size, micros = 1 << 30, (1 << 30) * 1.875 / busbw / 1e3
+    row = f"{size} {size // 4} float sum -1 {micros:.1f} {busbw / 1.875:.2f} {busbw:.2f} 0\n"
+    return HEAD + ranks + log([IB], hosts=2, between="NET/IB/0") + COLUMNS + row
+
+
+def test_what_nccl_says_between_a_benchmarks_rows_stands_below_them(tmp_path: Path):
+    """The rows alone were "explained by 1 of 8 NICs a node", where the log itself said that GPUDirect is off."""
+    path = tmp_path / "bench.log"
+    path.write_text(benchmark(90.0))
+    plain = CliRunner().invoke(cli, ["trace", str(path)]).stdout
+    assert "1 measured collectives" in plain
+    assert "conclusion: GPUDirect RDMA is off" in plain
+    beside = CliRunner().invoke(cli, ["trace", str(path), "--topology", "hgx-h100"]).stdout
+    assert "expected on hgx-h100" in beside
+    assert beside.index("conclusion: GPUDirect RDMA is off") > beside.index("median |error|")
+    document = json.loads(CliRunner().invoke(cli, ["trace", str(path), "--json"]).stdout)
+    assert [cause["kind"] for cause in document["nccl"][0]["causes"]] == ["gdr_off"]
+
+
+def test_rows_that_cannot_be_taken_are_told_where_another_reader_takes_the_log(tmp_path: Path):
+    """Of a log whose rows fit no collective, NCCL's lines were told as if there were no table."""
+    told_log = told(tmp_path / "bench.log", benchmark(90.0).replace(" 90.00 0", " 91.50 0"))
+    assert list(told_log.skipped.values()) == [1]
+    assert "collective" in next(iter(told_log.skipped))
+
+
+def test_all_machines_with_fewer_nics_are_counted(tmp_path: Path):
+    (tmp_path / "nccl.log").write_text(log([IB], hosts=3, between=GOOD))
+    done = CliRunner().invoke(cli, ["trace", str(tmp_path / "nccl.log"), "--topology", "hgx-h100"])
+    assert "host0 uses 2 of the 8 NICs" in done.stdout
+    assert "; 2 more machines use fewer, too." in done.stdout
+
+
+@pytest.mark.parametrize(("topology", "told_off"), [("hgx-h100", True), ("hgx-a100", False)])
+def test_no_channels_for_nvls_are_told_of_a_machine_that_would_use_them(tmp_path: Path, topology, told_off):
+    (tmp_path / "nccl.log").write_text(log([IB], hosts=2, between=GOOD))
+    done = CliRunner().invoke(cli, ["trace", str(tmp_path / "nccl.log"), "--topology", topology])
+    assert ("NVLink SHARP (NVLS) has no channels" in done.stdout) is told_off

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +73,6 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
     which collective)."""
     from clustersim.app.cli.replay import is_chakra
     from clustersim.calibrate import beside_machine
-    from clustersim.collectives import fitted as fitting
     from clustersim.core.timeline import Timeline
     from clustersim.files import traces
     from clustersim.files.traces import digest, nccl_debug
@@ -86,9 +86,7 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
             _no_capture(files, fmt)
             beside = beside_machine.beside_machine(read, topology)
         if topology and beside is None:
-            log = _choices(read)
-            nodes = log.nodes or nccl_debug.nodes_needed(log, fitting.load(topology, nodes=1))
-            read = nccl_debug.beside(log, fitting.load(topology, nodes=nodes))
+            read = _on_machine(_choices(read), topology)
         if beside is not None:
             document = msgspec.to_builtins(beside)
             lines = beside_machine.lines(beside)
@@ -104,12 +102,37 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
         else:
             document = msgspec.to_builtins(read)
             lines = chain(read.lines, _tail(read.skipped))
+        own = _own_logs(files, topology) if fmt is None and isinstance(read, traces.Samples) else []
+        document |= {"nccl": msgspec.to_builtins(own)} if own else {}
+        lines = chain(lines, *(log.lines for log in own))
     if pins:
         click.echo(nccl_debug.pins(_choices(read)), nl=False)
     elif as_json:
         print_json(document)
     else:
         click.echo("\n".join(lines))
+
+
+def _on_machine(log: NcclLog, topology: str) -> NcclLog:
+    """NCCL's lines beside what this machine would do."""
+    from clustersim.collectives import fitted as fitting
+    from clustersim.files.traces import nccl_debug
+
+    nodes = log.nodes or nccl_debug.nodes_needed(log, fitting.load(topology, nodes=1))
+    return nccl_debug.beside(log, fitting.load(topology, nodes=nodes))
+
+
+def _own_logs(paths: Sequence[Path], topology: str | None) -> list[NcclLog]:
+    """What NCCL says of itself among the rows of a benchmark's logs, which may be why they are slow."""
+    from clustersim.files.traces import FORMATS, candidates, files, nccl_debug
+
+    own = []
+    for path in files.files_of(paths):
+        if FORMATS["nccl_debug"] in candidates(path):
+            with suppress(ClusterSimError):  # a few of its lines, of which none tells anything
+                log = nccl_debug.read([path])
+                own.append(_on_machine(log, topology) if topology else log)
+    return own
 
 
 def _no_capture(paths: Sequence[Path], fmt: str | None) -> None:

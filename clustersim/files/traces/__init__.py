@@ -288,11 +288,18 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
             refused[row.what] = error
             continue
         if not isinstance(answer, Samples) or answer.rows or len(rows) == 1:
-            return _as_far(answer, files_given)
+            return _as_far(_beside_table(answer, empty), files_given)
         empty = empty or answer  # a table's header without rows may be a few words in a log of another kind
     if empty is not None:
         return empty
     raise _mixed(alike) or _refusal(files_given[0], refused)
+
+
+def _beside_table(answer: Timeline | Samples | Told, table: Samples | None) -> Timeline | Samples | Told:
+    """What another reader says of files with a benchmark's table, and which of its rows could not be taken."""
+    if table is None or isinstance(answer, Timeline | Samples):
+        return answer
+    return msgspec.structs.replace(answer, skipped={**answer.skipped, **table.skipped})
 
 
 def _as_far(answer: Timeline | Samples | Told, paths: Sequence[Path]) -> Timeline | Samples | Told:

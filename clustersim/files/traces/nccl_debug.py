@@ -147,6 +147,8 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
 
 LARGE = float(1 << 30)
 """Bytes of a collective that uses every channel there is."""
+NVLS = ("nvls", "nvls_tree")
+"""Algorithms that reduce in the NVLink switches."""
 
 
 def _on_machine(told: NcclLog, topology: Topology, group: Group) -> Iterator[Cause]:
@@ -163,13 +165,19 @@ def _on_machine(told: NcclLog, topology: Topology, group: Group) -> Iterator[Cau
     there = sum(
         kind == NIC for kind, node in zip(topology.vertex_kinds, topology.vertex_node, strict=True) if node == 0
     )
-    for host, used in told.nics.items() if told.nodes > 1 else ():
-        if 0 < len(used) < there:
-            why = f"NCCL_IB_HCA={told.set['NCCL_IB_HCA']}" if "NCCL_IB_HCA" in told.set else "NCCL found no more"
-            text = f"{host} uses {len(used)} of the {there} NICs that a node of {topology.name} has"
-            yield Cause("few_nics", f"{text}: {few(used, SHOWN)}", why)
-            break
-    usual = backends.plan(Request("all_reduce", LARGE), group).n_channels
+    fewer = {host: used for host, used in told.nics.items() if told.nodes > 1 and 0 < len(used) < there}
+    if fewer:
+        why = f"NCCL_IB_HCA={told.set['NCCL_IB_HCA']}" if "NCCL_IB_HCA" in told.set else "NCCL found no more"
+        least = min(fewer, key=lambda host: len(fewer[host]))
+        rest = len(fewer) - 1
+        others = f"; {rest} more {'machines use' if rest > 1 else 'machine uses'} fewer, too" if rest else ""
+        text = f"{least} uses {len(fewer[least])} of the {there} NICs that a node of {topology.name} has"
+        yield Cause("few_nics", f"{text}: {few(fewer[least], SHOWN)}{others}", why)
+    large = backends.plan(Request("all_reduce", LARGE), group)
+    if large.algorithm in NVLS and told.channels.get("nvls") == 0 and "nvls_off" not in kinds:
+        text = f"NVLink SHARP (NVLS) has no channels, and all_reduce runs {large.algorithm} on {topology.name}"
+        yield Cause("nvls_off", text, "the log does not say; NCCL_DEBUG_SUBSYS=INIT,NVLS,TUNING does")
+    usual = large.n_channels
     channels = told.channels.get("coll", 0)
     if 0 < channels < usual:
         text = f"collectives have {channels} channels, and up to {usual} on {topology.name}"

@@ -116,7 +116,7 @@ def _ending(path: Path, sieve: SampleSieve, *, own: bool) -> Iterator[str]:
     if not sieve.rows and not sieve.skipped:
         yield f"{path}: the table is empty: the run ended before its first row"
     if own:
-        yield f"{path}: NCCL's own lines are in it, too; `clustersim trace --format nccl_debug` tells what they say"
+        yield f"{path}: NCCL's own lines are in it, too: `clustersim trace` tells below the rows what they say"
 
 
 def _ask(where: str, sieve: SampleSieve, notes: list[str]) -> None:
