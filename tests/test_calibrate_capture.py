@@ -122,6 +122,20 @@ def test_repeats_that_differ_say_that_other_programs_ran(tmp_path):
     assert validate_capture(quiet, str(TWO.with_suffix(".toml"))).notes == ()
 
 
+def test_repeats_of_the_modes_that_have_enough_of_them_are_told_where_two_in_a_row_hide_them(tmp_path):
+    """Of a short capture steps were 55 % off without a word: four of its five modes had two to four repeats, alike."""
+    short = tmp_path / "short"
+    shutil.copytree(TWO, short)
+    head, *rows = [json.loads(line) for line in (short / "steps.jsonl").read_text().splitlines()]
+    alone, *others = [row for row in rows if "time_min" in row]
+    others = [row | {"time_max": 1.1 * row["time_min"], "steps": 2} for row in others]
+    left_out = [{"mode": mode, "skipped": "the time budget is spent"} for mode in ("zero1", "fsdp2", "data_parallel")]
+    (short / "steps.jsonl").write_text("\n".join(map(json.dumps, [head, alone, *others, *left_out])))
+    busy, missing = validate_capture(short, str(TWO.with_suffix(".toml"))).notes
+    assert "took 2.1 times as long as the fastest (of the one mode with 5 repeats or more)" in busy
+    assert missing == "steps of zero1, fsdp2 were not captured: the time budget is spent"
+
+
 def test_constants_that_made_the_times_are_found_again():
     machine = fabrics.load("cpu-gloo")
     machine = replace(machine, node_types=tuple(replace(t, cores=2) for t in machine.node_types))

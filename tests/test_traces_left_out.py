@@ -49,3 +49,11 @@ def test_collectives_that_a_profile_does_not_name_are_told_beside_the_shares(tmp
     path.write_text(f'{HEAD}{COMPUTE}"KERNEL_DISPATCH","Agent 4",2,"{kernel}",201000,401000\n')
     warned = [text for text in explain(read([path])).warnings if text.startswith("left out 1: a collective's kernel")]
     assert len(warned) == told
+
+
+def test_a_folder_of_folders_is_not_called_empty(tmp_path):
+    """`trace CAPTURE/traces` called a folder empty in which each mode has its own."""
+    for name in ("ddp", "single"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(TraceError, match=r"no trace file, only the folder\(s\) ddp, single; name the trace files"):
+        read(tmp_path)

@@ -9,6 +9,7 @@ that trains alone on one thread, its CPU time, which other processes do not leng
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,8 @@ STRATEGIES: dict[str, Table] = {
 
 BUSY = 1.5
 """Repeats of a step that differ by this factor were measured beside other programs."""
+REPEATS = 5
+"""So many repeats of a step meet whatever else runs; two or three in a row often are alike."""
 STEPS = 4
 """Played of each mode; the first is special."""
 
@@ -71,20 +74,39 @@ def validate_capture(path: str | Path, topology: str, anchor: str | None = None)
         played.pace = played.measured_over_predicted()
     rows = [*_collective_rows(capture), *_step_rows(capture)]
     evaluated = evaluate(rows, lambda row: _predict(row, capture, machine, played))
-    return score(evaluated, DIMENSIONS, tuple(_shared_cores(capture)))
+    return score(evaluated, DIMENSIONS, (*_shared_cores(capture), *_not_captured(capture)))
 
 
 def _shared_cores(capture: Capture) -> Iterator[str]:
-    """That the cores were not the capture's own, where its repeats of one step tell so."""
-    spread = [row["time_max"] / row["time_min"] for row in capture.steps if row.get("time_min")]
-    if capture.on_gpu or not spread or np.median(spread) < BUSY:
+    """That the cores were not the capture's own, where its repeats of one step tell so: those of all modes, or of the
+    modes that were repeated often."""
+    modes = [row for row in capture.steps if row.get("time_min")]
+    often = [row for row in modes if row.get("steps", 0) >= REPEATS]
+    for rows in (modes, often):
+        spread = [row["time_max"] / row["time_min"] for row in rows]
+        if capture.on_gpu or not spread or np.median(spread) < BUSY:
+            continue
+        yield (
+            f"steps: the slowest repeat of a step took {np.median(spread):.1f} times as long as the fastest "
+            f"({_of_modes(len(spread))}): {capture.ranks} ranks, the threads of autograd and of Gloo beside each, and "
+            f"whatever else ran shared {capture.cores} cores. What they waited for is in the measured steps and not in "
+            "the predictions, so the error of steps tells of it too; capture with fewer ranks than cores, nothing else "
+            "running"
+        )
         return
-    yield (
-        f"steps: the slowest repeat of a step took {np.median(spread):.1f} times as long as the fastest (median of "
-        f"{len(spread)} modes): {capture.ranks} ranks, the threads of autograd and of Gloo beside each, and whatever "
-        f"else ran shared {capture.cores} cores. What they waited for is in the measured steps and not in the "
-        "predictions, so the error of steps tells of it too; capture with fewer ranks than cores, nothing else running"
-    )
+
+
+def _of_modes(count: int) -> str:
+    return f"median of {count} modes" if count > 1 else f"of the one mode with {REPEATS} repeats or more"
+
+
+def _not_captured(capture: Capture) -> Iterator[str]:
+    """Which modes that could be predicted the capture left out: no row tells of them."""
+    left_out = defaultdict[str, list[str]](list)
+    for row in capture.steps:
+        if "skipped" in row and row["mode"] in {"single", *STRATEGIES}:
+            left_out[str(row["skipped"])].append(str(row["mode"]))
+    yield from (f"steps of {', '.join(modes)} were not captured: {why}" for why, modes in left_out.items())
 
 
 def _collective_rows(capture: Capture) -> Iterator[Table]:

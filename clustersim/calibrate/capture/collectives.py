@@ -20,6 +20,7 @@ from clustersim.calibrate.capture.world import World, agreed, loops_for
 from clustersim.collectives.base import bus_factor
 from clustersim.core.program import REDUCING, ROOTED, SPLIT
 from clustersim.core.texts import Table
+from clustersim.core.units import format_bytes
 
 KINDS = (
     "all_reduce",
@@ -127,12 +128,12 @@ def _sweep(case: _LayoutCase, part: CaptureFile, budget: Budget, sizes: tuple[fl
     while size <= largest:
         quick = 3 * last * factor  # a warm-up and two calls of the next size
         if world.told(bool(last and quick > budget.left)):
-            return f"from {size:.0f} B: the time budget is spent"
+            return f"from {format_bytes(size)}: the time budget is spent"
         call = _prepare(case, size)
         if call is None:
-            return f"from {size:.0f} B: does not fit the memory"
+            return f"from {format_bytes(size)}: does not fit the memory"
         if problem := _first(world, call):
-            return f"from {size:.0f} B: {problem}"
+            return f"from {format_bytes(size)}: {problem}"
         row = _measure(world, call, budget.left / 8 if budget.left else 0.0, member=case.mine is not None)
         last = row["time_min"] * 1e-6
         _write(part, case, size, row)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from clustersim.core.errors import TraceError
+from clustersim.core.errors import TraceError, few
 from clustersim.core.outputs import MANIFEST
 from clustersim.core.paths import RUN_FILE
 from clustersim.core.texts import is_folder, plain_file, short, there
@@ -59,7 +59,7 @@ def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
             files = (p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
             inside = _inputs(sorted(p for p in files if p.suffix not in PICTURES))
             if not inside:
-                raise TraceError(f"{path}: an empty folder; name the trace files, or a folder that holds them")
+                raise TraceError(f"{path}: {_nothing_in(path)}; name the trace files, or a folder that holds them")
             all_files += inside
         elif there(path):
             plain_file(path, TraceError)
@@ -73,6 +73,12 @@ def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
         first = next(path for path in all_files if path.absolute() == twice[0])
         raise TraceError(f"{first}: named twice, by itself or in a folder; name each file once")
     return all_files
+
+
+def _nothing_in(folder: Path) -> str:
+    """What a folder holds in which no trace file is: nothing, or only folders, which are not looked into."""
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return f"no trace file, only the folder(s) {few(folders, 3)}" if folders else "an empty folder"
 
 
 def _inputs(inside: list[Path]) -> list[Path]:
