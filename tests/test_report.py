@@ -19,6 +19,7 @@ from clustersim.app.report.content import page as html
 from clustersim.core.errors import TraceError
 from clustersim.core.mesh import Mesh
 from clustersim.core.saved_run import SavedRun
+from clustersim.core.timeline import OWN_PACES
 from clustersim.files.traces.saved import load_run
 from clustersim.training.strategies.ddp import DDPConfig, build
 
@@ -86,6 +87,30 @@ def test_what_if_is_what_was_run_again_and_never_a_bound(page, tmp_path):
     section = told[told.index("What if") :]
     assert "(run again)" in section[: section.index("</ul>")]
     assert "at most" not in section[: section.index("</ul>")]
+
+
+def test_a_changed_scenario_is_shown_as_its_file_writes_it_and_beside_what_it_was_without_the_change(tmp_path):
+    """A list stood there as Python has it, ({'ranks': (3,), ...},), and "explain" alone ran the step without it."""
+    changed = {"cluster.slow": [{"ranks": [3], "speed": 0.8}]}
+    clustersim.load("ddp_gpt2_xl_2x8_a100", changed).run().report(tmp_path / "page.html")
+    words = Page((tmp_path / "page.html").read_text(encoding="utf-8")).words
+    text = " ".join(words)
+    assert "[{ranks = [3], speed = 0.8}]" in text
+    assert "({'ranks'" not in text
+    assert not {"True", "False"} & {word.strip() for word in words}
+    assert re.search(
+        r"without cluster\.slow=\[\{ranks = \[3\], speed = 0\.8\}\] a step takes [0-9.]+ ms, .* less", text
+    )
+
+
+def test_numbers_of_a_run_have_names_that_people_read(page, run):
+    """Its slowdown of kernels beside transfers was shown as 0, under the key of a table: overlap_slowdown."""
+    text = " ".join(Page(page).words)
+    assert "overlap_slowdown" not in text
+    assert run.timeline.stats["overlap_slowdown"]
+    assert f"kernels beside transfers take longer by {run.timeline.stats['overlap_slowdown']:.1%}" in text
+    free = replace(run.timeline, stats={**run.timeline.stats, OWN_PACES: 1.0})
+    assert "each rank steps at its own pace yes" in " ".join(Page(html(replace(run, timeline=free))).words)
 
 
 def test_elements_close_in_order_and_ids_are_unique(page):

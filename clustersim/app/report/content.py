@@ -19,8 +19,8 @@ from clustersim.core.figures import shown_in
 from clustersim.core.memory_parts import part_label
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import headline
-from clustersim.core.timeline import Timeline
-from clustersim.core.tomls import flat
+from clustersim.core.timeline import OWN_PACES, Timeline
+from clustersim.core.tomls import flat, plainly
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.critical_path import CriticalPath
@@ -31,7 +31,7 @@ from clustersim.explain.pieces import servers, workers
 from clustersim.explain.pipeline import has_pipeline
 from clustersim.explain.waterfall import Waterfall, pace_note
 from clustersim.explain.waterfall import table as percent
-from clustersim.studies.what_if.otherwise import otherwise
+from clustersim.studies.what_if.otherwise import each_change, otherwise
 from clustersim.studies.what_if.turned import short
 
 if TYPE_CHECKING:
@@ -47,8 +47,14 @@ STATS = {
     "waiting_for_launch_share": "waiting for launches",
     "clock_offset_s": "clocks of ranks differ by up to",
     "ranks_measured": "ranks measured",
+    "events": "events played",
+    "solves": "times that links were shared out",
+    "flows": "flows over links",
+    "overlap_slowdown": "kernels beside transfers take longer by",
+    OWN_PACES: "each rank steps at its own pace",
 }
-"""What numbers of a trace are called, as ``clustersim trace`` has them; others have names that people read."""
+"""What numbers of a trace are called, as ``clustersim trace`` has them, and those of a simulated run; others have names
+that people read."""
 SHOWN = 5e-4
 """Shares below this print as 0.0 %."""
 
@@ -60,12 +66,13 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     rerun = prepared is not None and short(timeline)
     explanation = explain(timeline, facts, bounded=rerun)
     reruns = otherwise(prepared, timeline, explanation)
+    did, idle = each_change(prepared.scenario, timeline) if prepared is not None and rerun else ([], [])
     explanation = weighed_again(explanation, facts, reruns.again, reruns.remedies)
     table = explanation.breakdown
     gantts = _gantts(run)
     title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
     given = flat(facts.inputs).items()
-    inputs = {name: str(value) for name, value in given if value not in (None, "", [], (), {})}
+    inputs = {name: plainly(value) for name, value in given if value not in (None, "", [], (), {})}
     return rendered(
         "report.html.j2",
         title=title,
@@ -85,7 +92,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         hotspots=_hotspots(run, (table.begin, table.end)),
         **_path(timeline, explanation.critical_path),
         reach=_reach(timeline, explanation.critical_path, table.step_time_s),
-        otherwise=reruns.ran,
+        otherwise=[*did, *idle, *reruns.ran],
         memory=_memory(run),
         inputs=list(inputs.items()),
         run=_run(run),
@@ -263,7 +270,9 @@ def _run(run: SavedRun) -> list[tuple[str, str]]:
 
 
 def _stat(name: str, value: float) -> str:
-    """A number of the run's as people read it, by the end of its name."""
-    if name.endswith("_share"):
+    """A number of the run's as people read it, by its name."""
+    if name == OWN_PACES:
+        return "yes"
+    if name.endswith(("_share", "_slowdown")):
         return f"{value:.1%}"
     return format_time(value) if name.endswith("_s") else f"{value:,.0f}"
