@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 import clustersim
 from clustersim.app import plots
 from clustersim.app.plots import animation, campaign, dimensions, stages
+from clustersim.app.plots.drawing import narrow
 from clustersim.app.plots.pipeline import pipeline_frame, usual_step
 from clustersim.core.errors import ProgramError
 from clustersim.core.facts import DimensionGroups, MeshMap, RunFacts
@@ -205,3 +206,26 @@ def test_a_family_that_lies_above_the_chart_is_counted_and_not_in_its_legend():
     legends = figure.legends or [figure.axes[0].get_legend()]
     assert [text.get_text() for text in legends[0].get_texts()] == ["A", "B"]
     assert "2 dearer, not drawn" in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_curves_of_a_sweep_and_their_legend_are_whole_on_a_phone():
+    """Two charts beside each other cut their titles, and a legend of four columns lost its first names."""
+    names = ["gcp-a3-mega, selective", "hgx-h200, selective", "pcie-h100, selective", "hgx-b200, selective"]
+    columns = {
+        "topology": np.repeat(names, 3),
+        "strategy.micro_batch_size": np.tile([1, 2, 4], len(names)),
+        "error": np.full(3 * len(names), ""),
+        "gpus": np.full(3 * len(names), 8),
+        "step_time_s": np.linspace(0.5, 2.0, 3 * len(names)),
+        "share_exposed_communication": np.linspace(0.6, 0.1, 3 * len(names)),
+    }
+    with narrow():
+        figure = plots.sweep_curves(columns, ["topology", "strategy.micro_batch_size"])
+    figure.canvas.draw()
+    first, second = figure.axes
+    assert first.get_position().y0 > second.get_position().y1
+    width = figure.bbox.width
+    for words in [figure.legends[0], first.title, first._left_title, second._left_title]:
+        box = words.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= width

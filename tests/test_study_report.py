@@ -116,6 +116,35 @@ def test_where_each_case_has_its_own_best_choice_no_one_is_named_best():
     assert "No choice is best everywhere" in of_sweep.answer(of([[100.0, 10.0], [10.0, 100.0]])).verdict
 
 
+def without_room(rates, *full):
+    """The same sweep, of which the (choice, case) of ``full`` do not fit in memory."""
+    swept = of(rates)
+    for choice, case in full:
+        swept.table["fits"][choice * np.asarray(rates).shape[1] + case] = False
+    return swept
+
+
+def test_a_choice_that_does_not_fit_is_no_fastest_one():
+    """204,833 tokens/s of a scenario that did not fit stood over the page as the fastest."""
+    answer = of_sweep.answer(without_room([[100.0, 100.0], [50.0, 25.0]], (0, 1)))
+    assert answer.verdict == (
+        "No choice is best everywhere: c0 is the fastest in 1 cases, c1 is the fastest in 1 cases; c0 is the fastest "
+        "wherever it fits, and does not fit in 1 of them; c1 takes up to 2 times as long (seed 0)."
+    )
+    assert answer.cases[1] == ["seed 1", "c1", "25", "+300.0%, does not fit", "0.0%"]
+
+
+def test_a_case_in_which_nothing_fits_decides_nothing():
+    answer = of_sweep.answer(without_room([[100.0, 10.0], [50.0, 40.0]], (0, 1), (1, 1)))
+    assert answer.verdict == (
+        "C0 is the fastest, or as fast as can be told, in the one case in which anything fits; c1 takes up "
+        "to 2 times as long (seed 0)."
+    )
+    assert answer.cases[1][:3] == ["seed 1", "nothing fits", "40"]
+    nothing = of_sweep.answer(without_room([[100.0, 100.0], [50.0, 25.0]], *np.ndindex(2, 2)))
+    assert nothing.verdict.startswith("C0 is the fastest, or as fast as can be told, in all 2 cases; c1 takes")
+
+
 @pytest.mark.parametrize(
     ("second", "start"), [(99.0, "Yes, once it saves more than 1.0%"), (50.0, "Only where it saves more")]
 )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from clustersim.app.plots.drawing import (
     Axes,
     Figure,
+    columns_of,
     drawn_on,
     is_narrow,
     new_figure,
@@ -85,7 +86,9 @@ def _said(name: str, value: Any) -> str:
 
 def _over(table: Columns, x: str, other_axes: Sequence[str], title: str | None) -> Figure:
     figure = new_figure(3.5)
-    left, right = figure.subplots(1, 2)
+    if is_narrow(figure):  # one below the other, as beside each other titles are cut
+        figure.set_figheight(6.0)
+    left, right = figure.subplots(2, 1) if is_narrow(figure) else figure.subplots(1, 2)
     captions = []
     groups = _groups(table, other_axes)
     styles = curve_styles(groups)
@@ -102,7 +105,11 @@ def _over(table: Columns, x: str, other_axes: Sequence[str], title: str | None) 
     percents(right.yaxis)
     if captions[0].split(":")[0] != "all":
         figure.legend(
-            loc="outside lower center", ncols=min(len(captions), 4), frameon=False, fontsize=8.5, handlelength=3.2
+            loc="outside lower center",
+            ncols=min(len(captions), columns_of(figure, 4)),
+            frameon=False,
+            fontsize=8.5,
+            handlelength=3.2,
         )
     return titled(figure, title, f"Curves over {x}. " + "; ".join(captions) + ".")
 

@@ -33,7 +33,7 @@ def sweep_page(folder: Path) -> Page:
     figures = [
         ("scenarios", f"{len(swept.rate) + swept.failed:,}"),
         ("with a result", f"{len(swept.rate):,}"),
-        ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s"),
+        _fastest(swept),
     ]
     front = f"Of {len(decision.front):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."
     grid = front_grid([row for row in decision.front if row.best], "scenario", swept.unit)
@@ -47,10 +47,17 @@ def sweep_page(folder: Path) -> Page:
     return Page(swept.title, decision.verdict, kept(sections), figures, decision.warnings)
 
 
+def _fastest(swept: SweptRows) -> tuple[str, str]:
+    """The figure of the fastest scenario that fits; where none does, of the fastest as it was timed."""
+    rates = swept.rate[swept.fits] if swept.fits.any() else swept.rate
+    name = "fastest" if swept.fits.all() else "fastest that fits" if swept.fits.any() else "fastest, none fits"
+    return name, f"{rates.max():,.0f} {swept.unit}/s"
+
+
 def _cases_words(swept: SweptRows) -> list[str]:
     question = swept.question
     if question is None or question.value is None:
-        return [f"In each case the fastest choice of {swept.axis}, and how much throughput the others lose against it."]
+        return [f"In each case the fastest choice of {swept.axis}, that fits, and the others' throughput against it."]
     against = worded(str(swept.axis), question.against)
     return [f"Throughput with each {swept.axis}, against {against}; + is faster."]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from clustersim.core.ranges import VAGUE, of_step, off_by, within
 from clustersim.core.units import format_change
 from clustersim.studies.plan.options import at_worst
 from clustersim.studies.plan.pareto import front
-from clustersim.studies.plan.swept import SweptRows
+from clustersim.studies.plan.swept import SweptCase, SweptRows
 from clustersim.studies.sweep.axes import Scalar
 
 
@@ -65,18 +65,19 @@ Told = tuple[str, list[str], list[list[str]]]
 
 
 def _which(swept: SweptRows) -> Told:
-    """The best choice: those that no case knows a better one than, within what predictions are off."""
+    """The best choice: those that no case knows a better one than, within what predictions are off; of what fits in
+    memory, in the cases in which anything does."""
     choices = list(dict.fromkeys(row for case in swept.cases for row in case.rows))
-    fastest = {case.words: max(case.rows, key=lambda value: swept.rate[case.rows[value]]) for case in swept.cases}
+    roomy = {case.words: swept.roomy(case) for case in swept.possible}
+    fastest = {words: max(rows, key=lambda value, rows=rows: swept.rate[rows[value]]) for words, rows in roomy.items()}
     near = [
         choice
         for choice in choices
-        if all(
-            choice in case.rows and swept.alike(case.rows[choice], case.rows[fastest[case.words]])
-            for case in swept.cases
-        )
+        if all(choice in rows and swept.alike(rows[choice], rows[fastest[words]]) for words, rows in roomy.items())
     ]
-    where_text = f"in all {len(swept.cases)} cases" if len(swept.cases) > 1 else "here"
+    where_text = f"in all {len(roomy)} cases" if len(roomy) > 1 else "here"
+    if len(roomy) < len(swept.cases):
+        where_text = f"{where_text if len(roomy) > 1 else 'in the one case'} in which anything fits"
     if len(near) == 1:
         sentence = f"{near[0]} is the fastest, or as fast as can be told, {where_text}"
     elif near:
@@ -87,28 +88,43 @@ def _which(swept: SweptRows) -> Told:
         sentence = "No choice is best everywhere: " + ", ".join(
             f"{name} is the fastest in {n} cases" for name, n in won
         )
-    rest = "".join(f"; {_how_slow(swept, choice, fastest)}" for choice in choices if choice not in near)
+    rest = "".join(f"; {_how_slow(swept, choice, roomy, fastest)}" for choice in choices if choice not in near)
     head = ["case", "fastest", f"{swept.unit}/s", *map(str, choices)]
-    rows = []
-    for case in swept.cases:
-        best = float(swept.rate[case.rows[fastest[case.words]]])
-        losses = [
-            _change(1 - float(swept.rate[case.rows[choice]]) / best if choice in case.rows else None)
-            for choice in choices
-        ]
-        rows.append([case.words, str(fastest[case.words]), f"{best:,.0f}", *losses])
-    return f"{sentence[0].upper()}{sentence[1:]}{rest}.", head, rows
+    verdict = f"{sentence[0].upper()}{sentence[1:]}{rest}."
+    return verdict, head, [_case_row(swept, case, choices, fastest) for case in swept.cases]
 
 
-def _how_slow(swept: SweptRows, choice: Scalar, fastest: Mapping[str, Scalar]) -> str:
-    """How much slower than the fastest a choice is at worst, and where."""
+def _case_row(swept: SweptRows, case: SweptCase, choices: Sequence[Scalar], fastest: Mapping[str, Scalar]) -> list[str]:
+    """A case, its fastest choice that fits, and what each choice loses against that; where nothing fits, against the
+    fastest as it was timed."""
+    first = fastest.get(case.words)
+    best = float(swept.rate[case.rows[first]] if first is not None else swept.rate[list(case.rows.values())].max())
+    cells = []
+    for choice in choices:
+        row = case.rows.get(choice)
+        lost = _change(None if row is None else 1 - float(swept.rate[row]) / best)
+        cells.append(lost if row is None or swept.fits[row] else f"{lost}, does not fit")
+    return [case.words, "nothing fits" if first is None else str(first), f"{best:,.0f}", *cells]
+
+
+def _how_slow(
+    swept: SweptRows, choice: Scalar, roomy: Mapping[str, Mapping[Scalar, int]], fastest: Mapping[str, Scalar]
+) -> str:
+    """How much slower than the fastest a choice is at worst, and where; in how many cases it does not fit."""
     times = {
-        case.words: float(swept.rate[case.rows[fastest[case.words]]] / swept.rate[case.rows[choice]])
-        for case in swept.cases
-        if choice in case.rows
+        words: float(swept.rate[rows[fastest[words]]] / swept.rate[rows[choice]])
+        for words, rows in roomy.items()
+        if choice in rows
     }
+    full = sum(choice in case.rows and choice not in roomy[case.words] for case in swept.possible)
+    does_not = f" does not fit in {full} of them" if len(roomy) > 1 else " does not fit"
+    if not times:
+        return f"{choice}{does_not if full else ' has no result'}"
     worst = max(times, key=lambda label: times[label])
-    return f"{choice} takes up to {times[worst]:.3g} times as long ({worst})" if worst else f"{choice} is slower"
+    slower = f"{choice} takes up to {times[worst]:.3g} times as long ({worst})" if worst else f"{choice} is slower"
+    if full and times[worst] == 1.0:
+        slower = f"{choice} is the fastest wherever it fits"
+    return f"{slower}, and{does_not}" if full else slower
 
 
 def _worth(swept: SweptRows, value: Any, against: Any, choice: str) -> Told:
@@ -171,14 +187,16 @@ def _in_money(swept: SweptRows, share: float) -> str:
 
 
 def _fastest(swept: SweptRows) -> str:
-    """Without a question: the best and the worst row."""
-    best = int(np.argmax(swept.rate))
-    worst = int(np.argmin(swept.rate))
+    """Without a question: the best row, of those that fit where any does, and the worst."""
+    room = swept.fits if swept.fits.any() else ~swept.fits
+    best = int(np.argmax(np.where(room, swept.rate, -np.inf)))
+    worst = int(np.argmin(np.where(room, swept.rate, np.inf)))
+    that_fit = " that fit" if room.sum() < len(room) else ""
     error = swept.error(best)
     return (
-        f"The fastest of {len(swept.rate):,} scenarios is {swept.said(best, swept.axes)}: {swept.rate[best]:,.0f} "
-        f"{swept.unit}/s +-{error:.0%}, {swept.rate[best] / swept.rate[worst]:.2f} times the slowest "
-        f"({swept.said(worst, swept.axes)})."
+        f"The fastest of {int(room.sum()):,} scenarios{that_fit} is {swept.said(best, swept.axes)}: "
+        f"{swept.rate[best]:,.0f} {swept.unit}/s +-{error:.0%}, "
+        f"{swept.rate[best] / swept.rate[worst]:.2f} times the slowest ({swept.said(worst, swept.axes)})."
     )
 
 

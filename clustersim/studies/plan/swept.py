@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.core.arrays import Columns, Floats
+from clustersim.core.arrays import Bools, Columns, Floats
 from clustersim.core.economics import RunningCosts, costs, rates_by_name, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.ranges import alike
@@ -65,6 +65,20 @@ class SweptRows:
             value = None if self.axis is None else self.table[self.axis][i].item()
             cases.setdefault(label, {})[value] = i
         return [SweptCase(label, rows) for label, rows in cases.items()]
+
+    @cached_property
+    def fits(self) -> Bools:
+        """(rows,) whether a row's memory is enough: others are timed as if it were."""
+        return np.asarray(self.table["fits"], dtype=np.bool_)
+
+    def roomy(self, case: SweptCase) -> Mapping[Any, int]:
+        """The rows of a case that fit, by value in question; all of them where none does."""
+        return {value: row for value, row in case.rows.items() if self.fits[row]} or case.rows
+
+    @cached_property
+    def possible(self) -> list[SweptCase]:
+        """The cases in which anything fits; all of them where that is none."""
+        return [case for case in self.cases if self.fits[list(case.rows.values())].any()] or self.cases
 
     def said(self, i: int, names: Sequence[str] | None = None) -> str:
         """A row by its axes."""
