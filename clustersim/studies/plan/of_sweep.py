@@ -69,7 +69,7 @@ def _which(swept: SweptRows) -> Told:
     memory, in the cases in which anything does."""
     choices = list(dict.fromkeys(row for case in swept.cases for row in case.rows))
     roomy = {case.words: swept.roomy(case) for case in swept.possible}
-    fastest = {words: max(rows, key=lambda value, rows=rows: swept.rate[rows[value]]) for words, rows in roomy.items()}
+    fastest = {words: _fastest_of(swept, rows) for words, rows in roomy.items()}
     near = [
         choice
         for choice in choices
@@ -92,6 +92,11 @@ def _which(swept: SweptRows) -> Told:
     head = ["case", "fastest", f"{swept.unit}/s", *map(str, choices)]
     verdict = f"{sentence[0].upper()}{sentence[1:]}{rest}."
     return verdict, head, [_case_row(swept, case, choices, fastest) for case in swept.cases]
+
+
+def _fastest_of(swept: SweptRows, rows: Mapping[Scalar, int]) -> Scalar:
+    """The value of the fastest of some rows."""
+    return max(rows, key=lambda value: swept.rate[rows[value]])
 
 
 def _case_row(swept: SweptRows, case: SweptCase, choices: Sequence[Scalar], fastest: Mapping[str, Scalar]) -> list[str]:
