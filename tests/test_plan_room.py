@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from clustersim.app import plots
+from clustersim.app.report.plan import _scaling
 from clustersim.studies import plan as planner
 from clustersim.studies.plan.candidates import PlanCandidate, StrategyForm
 from clustersim.studies.plan.knobs import DEGREES
@@ -193,3 +195,27 @@ def test_what_may_run_out_of_memory_is_no_rival_in_a_robust_choice_where_the_fas
     found = SimpleNamespace(front=options[:1], options=options)
     rivals = [option.candidate.number for option in _rivals(found, place)]
     assert rivals == ([0, 2] if fastest_has_room else [0, 1, 2])
+
+
+def test_the_degrees_that_are_framed_have_the_step_of_what_is_taken(tmp_path):
+    """3.053 s was framed, of an option that ran out with 58 %, where 3.23 s was taken."""
+    read = from_table({**TIGHT, "try": TIGHT["try"] | STAGES})
+    found = planner.search(read, "plan.toml", tmp_path, planner.SearchOptions(jobs=1, exhaustive=True))
+    assert [option.has_room for option in found.front] == [True, False]
+    taken, risky = found.front
+    assert risky.rate > taken.rate
+    (framed,) = [cell for cell in planner.told(read, found).landscape if cell.best]
+    assert framed.step_s == taken.step_s
+
+
+def test_the_curves_over_gpus_are_of_what_has_room(monkeypatch):
+    rows = [
+        SimpleNamespace(machine="m", family="ddp", gpus=gpus, rate=rate, counts=True, has_room=has_room)
+        for gpus, rate, has_room in ((8, 10.0, True), (8, 14.0, False), (16, 19.0, True), (16, 28.0, False))
+    ]
+    drawn = []
+    scaling = plots.scaling
+    monkeypatch.setattr(plots, "scaling", lambda curves, **how: drawn.append(curves) or scaling(curves, **how))
+    section = _scaling(SimpleNamespace(options=rows, unit="tokens"))
+    assert "Of those with room in memory." in section.words
+    assert drawn[0] == {"ddp": ([8, 16], [10.0, 19.0])}

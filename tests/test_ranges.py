@@ -217,3 +217,10 @@ def test_every_range_is_written_as_a_table_that_can_be_read():
     found = tomllib.loads("\n".join(command.written(command.steps(rows), {})))["steps"]
     assert {*kinds, "all"} == found["similar"].keys()
     assert {f"{kind}/{name}" for kind in kinds for name in "ab"} == found["published"].keys()
+
+
+def test_no_kind_of_steps_is_called_by_its_key_alone():
+    """A plan's page warned of "thin split" steps."""
+    assert "(split models whose hosts pace them)" in ranges.off_by("thin split")
+    for kind in data_table("ranges")["steps"]["similar"]:
+        assert "thin" not in ranges.off_by(kind)

@@ -232,10 +232,23 @@ def alike(a: float, b: float, error: float) -> bool:
     return abs(a - b) <= error * min(a, b)
 
 
+KIND_WORDS = {
+    "split": "split models",
+    "experts": "mixtures of experts",
+    "thin split": "split models whose hosts pace them",
+    "thin experts": "mixtures of experts whose hosts pace them",
+    "single": "single GPUs",
+    "sgd_steps": "plain SGD",
+    "parameter_server": "parameter servers",
+}
+"""What kinds of steps are called that have no name of a strategy which people read."""
+
+
 def off_by(kind: str) -> str:
     """How coarsely steps of a kind of strategy are predicted, in words."""
     step_range = of_step(kind)
-    return f"half of {step_range.rows} published steps ({kind}) were off by more than {step_range.p50:.0%}"
+    called = KIND_WORDS.get(kind, kind)
+    return f"half of {step_range.rows} published steps ({called}) were off by more than {step_range.p50:.0%}"
 
 
 def within() -> str:

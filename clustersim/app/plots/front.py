@@ -65,6 +65,8 @@ def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None,
     axes.grid(color=FAINT, lw=0.7)
     axes.set_axisbelow(True)
     axes.set_xlabel(x, fontsize=10)
+    if is_narrow(figure):
+        axes.locator_params(axis="x", nbins=4)  # more numbers of six digits run into each other
     words = f"{y}; hollow: better only if its prediction holds" if any(dot.tempting for dot in dots) else y
     lines = wrap(words, 60) if is_narrow(figure) else [words]
     axes.set_title("\n".join(lines), loc="left", fontsize=10, color=INK)

@@ -188,9 +188,12 @@ def _scaling(answer: PlanAnswer) -> PageSection:
     """Curves by strategy; of several machines by machine, for what one GPU does is not the same on all of them."""
     several = len({row.machine for row in answer.options}) > 1
     sentences = [f"The fastest option of each {'machine' if several else 'strategy'} on each number of GPUs."]
+    roomy = any(row.counts and row.has_room for row in answer.options)
+    if any(row.counts and not row.has_room for row in answer.options) and roomy:
+        sentences.append("Of those with room in memory.")
     best: dict[tuple[str, int], float] = {}
     for row in answer.options:
-        if row.counts:
+        if row.counts and (row.has_room or not roomy):
             key = row.machine if several else row.family, row.gpus
             best[key] = max(best.get(key, 0.0), row.rate or 0.0)
     if len({gpus for _, gpus in best}) < 2:

@@ -149,6 +149,7 @@ def _row(option: PlanOption, searched: SearchResult) -> Table:
         "usd": option.usd,
         "dtype": dtype,
         "fit": fit_of(option),
+        "has_room": option.has_room,
         "mfu": _mfu(option, searched, dtype),
     }
 
@@ -169,12 +170,13 @@ def _mfu(option: PlanOption, found: SearchResult, dtype: str) -> float | None:
 
 
 def landscape(searched: SearchResult) -> Iterator[Degrees]:
-    """Each tp and pp on the fastest option's machine."""
+    """Each tp and pp on the fastest option's machine: of what has room in memory, where anything of a degree has."""
     if not searched.split or not searched.front:
         return
-    chosen = searched.front[0].candidate
-    known_steps = defaultdict[Pair, list[float]](list)
-    least = defaultdict[Pair, list[float]](list)
+    first = searched.front[0]
+    chosen = first.candidate
+    known_steps = defaultdict[Pair, list[tuple[bool, float]]](list)
+    least = defaultdict[Pair, list[tuple[bool, float]]](list)
     for option in searched.options:
         candidate = option.candidate
         if (candidate.machine, candidate.nodes) != (chosen.machine, chosen.nodes) or option.state in {
@@ -184,16 +186,17 @@ def landscape(searched: SearchResult) -> Iterator[Degrees]:
             continue
         pair = candidate.form.degrees["tp"], candidate.form.degrees["pp"]
         if option.result:
-            known_steps[pair].append(option.step_s / candidate.batch)
+            known_steps[pair].append((not option.has_room, option.step_s / candidate.batch))
         else:
-            least[pair].append(option.bound.step_s / candidate.batch if option.bound else math.inf)
+            tight = bool(option.bound and option.bound.tight)
+            least[pair].append((tight, option.bound.step_s / candidate.batch if option.bound else math.inf))
     own = chosen.form.degrees["tp"], chosen.form.degrees["pp"]
     for pair in sorted({*known_steps, *least}):
         # One that was run is the shortest of its degrees unless another's bound is below it.
-        step = min(known_steps[pair], default=math.inf)
-        bound = min(least[pair], default=math.inf)
+        tight, step = min(known_steps[pair], default=(True, math.inf))
+        bound = min((bound for full, bound in least[pair] if full <= tight), default=math.inf)
         sure = step <= bound or pair == own
-        shown = (step if sure else bound) * chosen.batch
+        shown = first.step_s if pair == own else (step if sure else bound) * chosen.batch
         fits = math.isfinite(shown)
         yield Degrees(*pair, shown if fits else None, sure, pair == own)
 

@@ -16,7 +16,8 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     option : its name, without what all worth having share; in_full : with it. family, kind : of its strategy.
     degrees : of tp, pp, cp and ep. limited_by : where a step goes. stage_bytes : of each stage, of a split model.
-    fit : whether its fullest GPU has room, and how likely; empty where it was sketched alone.
+    fit : whether its fullest GPU has room, and how likely; empty where it was sketched alone. has_room : that it is
+        unlikely to run out of memory, as far as is known.
     dtype : of its matrix products. mfu : of the dense peak in that.
     rate : [tokens/s or samples/s]; step_s : [s]; None for what was not simulated. error : relative, of its kind of
         strategy. usd_per_1e9, kwh_per_1e9 : per 1e9 tokens or samples, None where not known. days, usd : for the
@@ -44,6 +45,7 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     mfu: float | None = None
     fit: str = ""
+    has_room: bool = True
 
 
 class ReasonedRow(PlanRow, frozen=True, kw_only=True):
