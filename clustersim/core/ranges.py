@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from clustersim.core.device import UNSEEN
 from clustersim.core.measured_spans import NOT_RECORDED, outside
 from clustersim.core.texts import Table, data_table
-from clustersim.core.topology import Topology
+from clustersim.core.topology import NVSWITCH, Topology
 
 VAGUE = 0.10
 """Error of a kind of strategy from which it is said that it cannot be ranked."""
@@ -65,6 +65,17 @@ CLOSENESS = ("published", "similar", "new")
 """Of a machine without numbers of its own: the surest first."""
 
 
+NVLINK_BETWEEN = "nvlink between nodes"
+"""The transport of nodes that share NVSwitches. What is published of such machines is of one node of them, but for two
+rows: 72 GB200 took 1.24 to 1.6 times as long as predicted (coreweave/nccl-tests pull request 43)."""
+
+
+def _joined_by_switches(topology: Topology) -> bool:
+    """Whether nodes share NVSwitches, which belong to none of them."""
+    kinds = zip(topology.vertex_kinds, topology.vertex_node.tolist(), strict=True)
+    return any(kind == NVSWITCH and node < 0 for kind, node in kinds)
+
+
 def traits(kind: str, nbytes: float, nodes: int, net: str, well_known: Collection[str]) -> tuple[str, ...]:
     """What makes a collective surer or less sure than others of its size: whether it stays inside a node, and else
     whether its transport is one of the well known, which many operators measured, and whether its nodes are many; the
@@ -92,12 +103,13 @@ def of_collective(
     """
     data = data_table("ranges")["collectives"]
     count = topology.n_nodes if nodes is None else nodes
-    net = topology.node_types[0].net
+    over_switches = count > 1 and _joined_by_switches(topology)
+    net = NVLINK_BETWEEN if over_switches else topology.node_types[0].net
     has_numbers = bool(topology.calibration is not None and topology.calibration.nccl) or bool(topology.measured)
     reason = unmeasured_reason(topology, nbytes, count, kind, ranks, launch)
     names: tuple[str, ...] = ("calibrated",) if has_numbers else ()
     if not names or reason:
-        is_published = topology.name in data["platforms"]
+        is_published = topology.name in data["platforms"] and not over_switches
         is_known = count <= 1 or net in data["transports"]
         names += CLOSENESS[: 1 if is_published else 2 if is_known else 3]
     of_kind = traits(kind, nbytes, count, net, data["well_known"])

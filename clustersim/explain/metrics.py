@@ -20,6 +20,19 @@ from clustersim.explain.occupancy import holds_kernels, is_kernel, occupancy, se
 from clustersim.explain.pieces import staged, workers
 from clustersim.explain.volume import MemberBytes
 
+LEAST_REST = 1e-9
+"""Share of a step below which what is left of it is the rounding of sums over its spans."""
+
+
+def rest_of_step(step: float, *parts: float) -> float:
+    """What parts of a step leave of it [s]; nothing where that is their rounding.
+
+    >>> rest_of_step(1.0, 0.25, 0.5), rest_of_step(0.3, 0.1, 0.2 - 1e-17)
+    (0.25, 0.0)
+    """
+    rest = step - sum(parts)
+    return rest if rest > LEAST_REST * step else 0.0
+
 
 def summary(
     timeline: Timeline,
@@ -106,7 +119,7 @@ def _means(per_rank: Columns, phases: dict[str, float], step: float, pace: Float
     columns = {name: column for name, column in per_rank.items() if name != "rank"}
     mean = {name: float(np.average(column, weights=pace)) for name, column in columns.items()}
     exposed = mean["exposed_communication_s"]
-    idle = max(0.0, step - mean["compute_s"] - exposed)
+    idle = rest_of_step(step, mean["compute_s"], exposed)
     shares = {phase: seconds / step for phase, seconds in phases.items()}
     return {
         **mean,

@@ -31,7 +31,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.explain import pipeline
 from clustersim.explain.breakdown import NOT_RECORDED, ROUNDING, steady_pieces
 from clustersim.explain.dimensions import DIMENSIONS, dimension
-from clustersim.explain.metrics import SteadyWindow, steady_window
+from clustersim.explain.metrics import SteadyWindow, rest_of_step, steady_window
 from clustersim.explain.pace import MOST_SPANS, RankClasses
 from clustersim.explain.pieces import PieceRule, Pieces, PieceState, own_work_of_host, pieces, workers
 from clustersim.explain.plays import TimedAction, edges, expected
@@ -130,7 +130,7 @@ def told_apart(figures: dict[str, Any], row: StageSeconds) -> dict[str, Any]:
     groups = row.groups
     exposed = groups["exposed"] + groups["waiting"]
     bubble = groups["bubble"]
-    idle = max(0.0, step - figures["compute_s"] - exposed - bubble)
+    idle = rest_of_step(step, figures["compute_s"], exposed, bubble)
     shares = {"exposed_communication": exposed / step, "bubble": bubble / step, "idle": idle / step}
     return figures | {
         "exposed_communication_s": exposed,
