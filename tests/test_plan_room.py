@@ -13,6 +13,7 @@ from clustersim.studies import plan as planner
 from clustersim.studies.plan.candidates import PlanCandidate, StrategyForm
 from clustersim.studies.plan.knobs import DEGREES
 from clustersim.studies.plan.options import PlanOption, SearchResult
+from clustersim.studies.plan.places import _why
 from clustersim.studies.plan.robust import _rivals
 from clustersim.studies.plan.seen import FINALISTS, KnownCandidates
 from clustersim.studies.plan.sites import machines_of
@@ -219,3 +220,14 @@ def test_the_curves_over_gpus_are_of_what_has_room(monkeypatch):
     section = _scaling(SimpleNamespace(options=rows, unit="tokens"))
     assert "Of those with room in memory." in section.words
     assert drawn[0] == {"ddp": ([8, 16], [10.0, 19.0])}
+
+
+@pytest.mark.parametrize(
+    ("priced", "words"),
+    [(True, "in anything"), (False, "in speed, GPUs and energy, and of cost nothing is known here")],
+)
+def test_a_machine_without_a_price_is_not_called_dearer(priced, words, monkeypatch):
+    """MI300X without a price was beaten "in anything" by a B200 at 14.24 USD an hour."""
+    monkeypatch.setattr("clustersim.studies.plan.places.beats", lambda best, found: None)
+    best = SimpleNamespace(on_front=False, counts=True, state="simulated", priced=priced)
+    assert _why(best, [best], SimpleNamespace(title=lambda option: "b")).endswith(f"b is no worse {words}")

@@ -49,7 +49,8 @@ def _why(best: PlanOption, options: list[PlanOption], found: SearchResult) -> st
     if not best.counts:
         return "roughly run alone" if best.state == "rough" else found.reason(best)
     runs = sum(option.state == "simulated" for option in options)
-    return f"the best of {runs:,} run here; {found.title(beats(best, found))} is no worse in anything"
+    than = "anything" if best.priced else "speed, GPUs and energy, and of cost nothing is known here"
+    return f"the best of {runs:,} run here; {found.title(beats(best, found))} is no worse in {than}"
 
 
 def _impossible(plan: PlanFile, gpus: int) -> str:
