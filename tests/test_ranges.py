@@ -22,7 +22,7 @@ from clustersim.calibrate.score import SkippedRow, covered, predicted, scored, w
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.core import ranges
-from clustersim.core.device import UNSEEN
+from clustersim.core.device import UNSEEN, unseen_width
 from clustersim.core.texts import data_table
 from clustersim.scenario import load
 from clustersim.scenario.result.trust import THIN, THIN_KINDS, block_flops, kind_in, trust
@@ -181,6 +181,10 @@ def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_
     assert unseen.p50 == pytest.approx(np.hypot(seen.p50, ranges.HALF_OF_NINE * UNSEEN))
     assert unseen.p90 > seen.p90
     assert (seen.known, unseen.known) == ("similar", "new")
+    narrow = ranges.of_step("split", arch="sm100", dtype="fp8")
+    assert narrow.p90 == pytest.approx(np.hypot(seen.p90, unseen_width("fp8")))
+    assert narrow.p50 > unseen.p50
+    assert ranges.of_step("split", arch="sm90", dtype="fp8") == seen
     told = {
         name: trust(load("ddp_gpt2_xl_2x8_a100", {"cluster.topology": name}).prepare())
         for name in ("hgx-b200", "hgx-h100")
@@ -188,6 +192,9 @@ def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_
     assert "B200" in str(told["hgx-b200"])
     assert told["hgx-b200"].p50 > told["hgx-h100"].p50
     assert not told["hgx-h100"].unseen
+    assert "15% of kernels that none of them ran" in str(told["hgx-b200"])
+    in_8_bits = {"cluster.topology": "hgx-b200", "model.dtype": "fp8"}
+    assert "25% of kernels that none of them ran" in str(trust(load("fsdp_llama3_8b_64x8_h100", in_8_bits).prepare()))
 
 
 def test_generations_with_steps_are_those_with_eight_in_the_tables():

@@ -75,7 +75,7 @@ def test_a_knob_the_machine_has_not_is_left_out():
     run = alone.prepare()
     assert rerun_step(run, "network", 2.0) is None or rerun_step(run, "network", 0.1) == step_time(run.run().timeline)
     names = {one.knob for one in tornado(run, step_time(run.run().timeline))}
-    assert {"GPU compute", "HBM bandwidth"} <= names <= set(KNOBS.values())
+    assert {"GPU compute", "HBM bandwidth"} <= names <= {words.format(inside="NVLink") for words in KNOBS.values()}
 
 
 def test_the_tornado_is_ordered_and_its_shares_are_of_the_step(prepared, now):

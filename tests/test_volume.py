@@ -115,7 +115,7 @@ def test_calls_are_counted_as_one_rank_makes_them_whatever_the_number_of_stages(
 
 
 def test_messages_that_latency_holds_are_counted_on_one_rank():
-    result = run("1f1b_gpt2_xl_1x8_a100")
+    result = run("1f1b_gpt2_xl_1x8_a100", model__seq_len=64)
     texts = [text for text in explain(result.timeline).causes if "Messages like" in text]
     rank, count = (int(n) for n in re.search(r"Rank (\d+) has (\d+) of them a step", texts[0]).groups())
     ops = result.timeline.ops

@@ -27,6 +27,7 @@ from clustersim.core.device import (
     device,
     devices,
     families,
+    unseen_width,
 )
 from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import TopologyError
@@ -307,7 +308,7 @@ def _shares(
             matmul[dtype] = [figure.value, f"estimated: as {base.name}" if figure.estimated else figure.source]
             if figure.unseen:
                 value = f"{figure.value:.0%} of the peak, which nobody measured on {arch}"
-                assumed.append(Assumed(f"matmul.{dtype}", value, dtype, UNSEEN))
+                assumed.append(Assumed(f"matmul.{dtype}", value, dtype, unseen_width(dtype)))
         else:
             value = families()[arch]["matmul"].get(dtype, 0.7)
             matmul[dtype] = [value, f"estimated: of its generation {arch}"]

@@ -14,7 +14,7 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import replace
 
-from clustersim.core.device import UNSEEN
+from clustersim.core.device import unseen_width
 from clustersim.core.measured_spans import NOT_RECORDED, outside
 from clustersim.core.texts import Table, data_table
 from clustersim.core.topology import NVSWITCH, Topology
@@ -195,12 +195,13 @@ def _of_logs(size: str) -> dict[str, float]:
     return row
 
 
-def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:
+def of_step(kind: str, source: str = "", arch: str = "", dtype: str = "") -> PredictionRange:
     """Of the time of a training step.
 
     ``kind`` : of a strategy; ``"split"`` where the model is split; of one with few published steps, the range of all.
-    ``source`` : whose software it is, where it is one of those whose steps are published. ``arch`` : of the GPU; the
-    range is wider by :data:`UNSEEN` where none of the steps ran on its generation.
+    ``source`` : whose software it is, where it is one of those whose steps are published. ``arch`` : of the GPU; where
+    none of the steps ran on its generation, the range is wider by what its kernels in ``dtype`` may be off
+    (:func:`clustersim.core.device.unseen_width`).
     """
     steps = data_table("ranges")["steps"]
     published = steps["published"].get(f"{kind}/{source}")
@@ -210,8 +211,9 @@ def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:
         around = _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
     if has_steps(arch):
         return around
-    p50 = math.hypot(around.p50, HALF_OF_NINE * UNSEEN)
-    return replace(around, p50=p50, p90=math.hypot(around.p90, UNSEEN), known="new")
+    unseen = unseen_width(dtype)
+    p50 = math.hypot(around.p50, HALF_OF_NINE * unseen)
+    return replace(around, p50=p50, p90=math.hypot(around.p90, unseen), known="new")
 
 
 def has_steps(arch: str) -> bool:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from clustersim.core.device import DTYPES, UNSEEN, Assumed, Device, Figure
+from clustersim.core.device import DTYPES, Assumed, Device, Figure, unseen_width
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Execution, setting
 from clustersim.model.seconds.price import price
@@ -53,7 +53,7 @@ def _unseen(gpu: Device, dtype: str) -> tuple[Assumed, ...]:
     figure = gpu.matmul[dtype]
     if not figure.unseen:
         return ()
-    return (Assumed(f"matmul.{dtype}", f"{figure.value:.0%} of the peak, {figure.source}", dtype, UNSEEN),)
+    return (Assumed(f"matmul.{dtype}", f"{figure.value:.0%} of the peak, {figure.source}", dtype, unseen_width(dtype)),)
 
 
 def half_width(gpu: Device, dtype: str = "") -> float:

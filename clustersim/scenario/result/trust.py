@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from clustersim.core import ranges
-from clustersim.core.device import UNSEEN, Device
+from clustersim.core.device import Device, unseen_width
 from clustersim.model.seconds.unstated import half_width
 from clustersim.scenario.file.schema import WHOLE_STEP
 
@@ -32,8 +32,8 @@ class Trust(msgspec.Struct, frozen=True):
     """The range around a step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from, and
     ``as_of``, the day of the validation; ``assumed`` : the half-width (nine in ten) of what the GPU's own file leaves
     open, which is in both; ``narrowed`` : the share of the range that measured steps left; ``unseen`` : the GPU, where
-    none of the steps ran on its generation, which both are wider for; ``kind`` : which published steps it is like
-    (:func:`step_kind`)."""
+    none of the steps ran on its generation, which both are wider for, by ``unseen_width``; ``kind`` : which published
+    steps it is like (:func:`step_kind`)."""
 
     p50: float
     p90: float
@@ -44,6 +44,7 @@ class Trust(msgspec.Struct, frozen=True):
     narrowed: float = 1.0
     unseen: str = ""
     kind: str = ""
+    unseen_width: float = 0.0
 
     def __str__(self) -> str:
         if self.narrowed < 1:
@@ -53,7 +54,7 @@ class Trust(msgspec.Struct, frozen=True):
             )
         several = self.publishers > 1
         publishers = f"{self.publishers} publishers, weighing alike from 8 steps on" if several else "one publisher"
-        more = f", wider by the {UNSEEN:.0%} of kernels that none of them ran: a {self.unseen}'s"
+        more = f", wider by the {self.unseen_width:.0%} of kernels that none of them ran: a {self.unseen}'s"
         return (
             f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers})"
             f"{more if self.unseen else ''}; "
@@ -115,11 +116,20 @@ def trust_in(kind: str, gpu: Device, dtype: str, left: float = 1.0) -> Trust:
     the range that measured steps left."""
     is_counted = any(item.field == "generation" for item in gpu.assumed)  # and is in what is assumed
     arch = "" if is_counted else gpu.arch
-    around = ranges.of_step(kind, arch=arch)
+    around = ranges.of_step(kind, arch=arch, dtype=dtype)
     assumed = half_width(gpu, dtype)
     half = math.hypot(around.p50, ranges.HALF_OF_NINE * assumed)
     nearly_all = math.hypot(around.p90, assumed)
     unseen = "" if ranges.has_steps(arch) else f"{gpu.name} ({arch})"
     return Trust(
-        left * half, left * nearly_all, around.rows, around.groups, ranges.as_of(), assumed, left, unseen, kind
+        left * half,
+        left * nearly_all,
+        around.rows,
+        around.groups,
+        ranges.as_of(),
+        assumed,
+        left,
+        unseen,
+        kind,
+        unseen_width(dtype) if unseen else 0.0,
     )
