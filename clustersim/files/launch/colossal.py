@@ -95,7 +95,7 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
     notes. Raises :class:`ScenarioError` for what no stage does."""
     if table.name != "colossal":
         return []
-    file = next((one for one in read if one.program), read[0])
+    file = next((document for document in read if document.program), read[0])
     program = PROGRAMS.get(_stem(file.program), PROGRAMS["train"])
     for name, own in program.renamed.items():
         if ("args", name) in options:
@@ -114,27 +114,27 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
     return notes
 
 
-def _attention(options: dict[Key, OptionValue], where: str) -> list[str]:
+def _attention(options: dict[Key, OptionValue], file_name: str) -> list[str]:
     """Flash attention where it is asked for; a note where it is not."""
-    asked = options.pop(("args", "use_flash_attn"), None)
-    if asked is None or not flag(asked):
-        return [f"{where}: no option asks for flash attention: PyTorch's own choice"]
-    options["args", "colossal.attention"] = OptionValue(asked.name, "fa2", asked.where)
+    flash_option = options.pop(("args", "use_flash_attn"), None)
+    if flash_option is None or not flag(flash_option):
+        return [f"{file_name}: no option asks for flash attention: PyTorch's own choice"]
+    options["args", "colossal.attention"] = OptionValue(flash_option.name, "fa2", flash_option.where)
     return []
 
 
 def _stage(options: dict[Key, OptionValue], plugin: OptionValue) -> list[str]:
     """What a plug-in shards, and where the optimizer is; a note on stage 2. Raises :class:`ScenarioError`."""
-    said = options.pop(("args", "zero_stage"), None)
+    stage_option = options.pop(("args", "zero_stage"), None)
     offload = options.pop(("args", "zero_cpu_offload"), None)
     hybrid = str(plugin.value).startswith("3d")
     stage = 2
     if hybrid:
-        stage = 0 if said is None else int(number(said, whole=True))
+        stage = 0 if stage_option is None else int(number(stage_option, whole=True))
     else:
         for name in ("tp", "pp", "sp", "sp_mode", "enable_sequence_parallelism"):
             options.pop(("args", name), None)  # of the other plug-in alone
-    by = plugin if said is None or not hybrid else said
+    by = plugin if stage_option is None or not hybrid else stage_option
     split = hybrid and any(_count(options, name) > 1 for name in ("tp", "pp"))
     if not stage and not split:
         raise ScenarioError(
@@ -152,13 +152,13 @@ def _stage(options: dict[Key, OptionValue], plugin: OptionValue) -> list[str]:
 
 def _sequence(options: dict[Key, OptionValue]) -> None:
     """Norms of a part of the sequence each, as Megatron-LM has them. Raises :class:`ScenarioError` for other modes."""
-    asked = options.pop(("args", "enable_sequence_parallelism"), None)
+    sequence_option = options.pop(("args", "enable_sequence_parallelism"), None)
     mode = options.pop(("args", "sp_mode"), None)
-    if asked is None or not flag(asked):
+    if sequence_option is None or not flag(sequence_option):
         return
     if mode is not None and mode.value != "split_gather":
         raise ScenarioError(f"{mode.where}: {mode.name} {mode.value} is not played of Colossal-AI; split_gather is")
-    options["args", "colossal.sequence"] = asked
+    options["args", "colossal.sequence"] = sequence_option
 
 
 def _passes(options: dict[Key, OptionValue], program: ColossalProgram) -> None:

@@ -200,8 +200,8 @@ def _options(config: Made, module: str) -> Iterator[tuple[str, Any]]:
         yield "activation_checkpoint.selective_ac_option", "op"
 
 
-def _fields(section: str, made: Made, but: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    for name, value in made.given.items():
+def _fields(section: str, made_section: Made, but: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    for name, value in made_section.given.items():
         if name == "context_parallel_load_balancer":
             yield f"{section}.{name}", _balancer(value)
         elif value is not None and name not in but:
@@ -212,7 +212,7 @@ def _plain(value: Any) -> Any:
     """A constant as it is, and what is none as text."""
     if isinstance(value, Made):
         return value.name
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _balancer(value: Any) -> Any:
@@ -222,23 +222,23 @@ def _balancer(value: Any) -> Any:
     return value or ""
 
 
-def _recomputed(made: Any) -> Iterator[tuple[str, Any]]:
+def _recomputed(recompute_section: Any) -> Iterator[tuple[str, Any]]:
     """By a class of its own since 0.3, by a mode before."""
-    kind = made.kind if isinstance(made, Made) else str(made)
+    kind = recompute_section.kind if isinstance(recompute_section, Made) else str(recompute_section)
     if kind != "ActivationCheckpointConfig":
         yield "activation_checkpoint.mode", MODES.get(kind, kind)
         yield "activation_checkpoint.selective_ac_option", "op"
-    if isinstance(made, Made):
-        yield from _fields("activation_checkpoint", made)
+    if isinstance(recompute_section, Made):
+        yield from _fields("activation_checkpoint", recompute_section)
 
 
-def _optimizer(made: Any) -> Iterator[tuple[str, Any]]:
+def _optimizer(optimizer_section: Any) -> Iterator[tuple[str, Any]]:
     """By the name in its groups of parameters since 0.3, by its own before."""
-    kind = made.kind if isinstance(made, Made) else str(made)
-    if not isinstance(made, Made) or kind not in CONTAINERS:
+    kind = optimizer_section.kind if isinstance(optimizer_section, Made) else str(optimizer_section)
+    if not isinstance(optimizer_section, Made) or kind not in CONTAINERS:
         yield "optimizer.name", "AdamW" if kind == "default_adamw" else kind
         return
-    groups = made.given.get("param_groups")
+    groups = optimizer_section.given.get("param_groups")
     if isinstance(groups, list) and all(isinstance(group, Made) for group in groups):
         names = {str(_plain(group.given.get("optimizer_name"))) for group in groups}
         if names:
@@ -247,7 +247,7 @@ def _optimizer(made: Any) -> Iterator[tuple[str, Any]]:
         yield "optimizer.name", str(_plain(groups))
     if kind == CONTAINERS[1]:
         yield "optimizer.early_step_in_backward", True
-    yield from _fields("optimizer", made, ("param_groups",))
+    yield from _fields("optimizer", optimizer_section, ("param_groups",))
 
 
 COMPILED = "compile.there"
@@ -259,28 +259,29 @@ CHUNKED = ("ChunkedLossWrapper", "ChunkedCELoss")
 """A loss in chunks, by its name in 0.3 and before."""
 
 
-def _loss(made: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(made, Made):
-        yield "loss.chunked", made.kind in CHUNKED
-        if "num_chunks" in made.given:
-            yield "loss.num_chunks", _plain(made.given["num_chunks"])
+def _loss(loss_section: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(loss_section, Made):
+        yield "loss.chunked", loss_section.kind in CHUNKED
+        if "num_chunks" in loss_section.given:
+            yield "loss.num_chunks", _plain(loss_section.given["num_chunks"])
 
 
-def _converters(made: Any) -> Iterator[tuple[str, Any]]:
+def _converters(converter_section: Any) -> Iterator[tuple[str, Any]]:
     """A section of its own before 0.3, where float8's recipe was one scale a tensor unless told otherwise."""
-    if isinstance(made, Made):
-        yield from _converted(made.given.get("converters"), {})
+    if isinstance(converter_section, Made):
+        yield from _converted(converter_section.given.get("converters"), {})
 
 
 def _converted(converters: Any, usual: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """Converters and their fields, as a file of 0.2 has them. ``usual`` : the recipe of each where it says none."""
     if not converters:
         return
-    listed = [one for one in converters if isinstance(one, Made)] if isinstance(converters, list) else []
-    names = [CONVERTERS.get(one.kind, one.kind) for one in listed]
+    several = converters if isinstance(converters, list) else []
+    listed = [converter for converter in several if isinstance(converter, Made)]
+    names = [CONVERTERS.get(converter.kind, converter.kind) for converter in listed]
     yield "model.converters", names or [_plain(converters)]
-    for name, one in zip(names, listed, strict=True):
-        fields = dict(_fields(name, one))
+    for name, converter in zip(names, listed, strict=True):
+        fields = dict(_fields(name, converter))
         if name in usual:
             fields.setdefault(f"{name}.recipe_name", usual[name])
         yield from fields.items()

@@ -74,53 +74,57 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
     return notes + _adapters(options) + _split(options)
 
 
-def _strategy(options: dict[Key, OptionValue], where: str, *, of_engines: bool) -> list[str]:
+def _strategy(options: dict[Key, OptionValue], file_name: str, *, of_engines: bool) -> list[str]:
     """FSDP's version, whose default releases have otherwise, as they have checkpointing; returns notes."""
-    said = options.pop(("config", "engine.strategy" if of_engines else "model.strategy"), None)
-    if said is None:
-        said = OptionValue("strategy", "fsdp" if of_engines else "fsdp2", where)
-    options["config", "verl.strategy"] = said
+    strategy_option = options.pop(("config", "engine.strategy" if of_engines else "model.strategy"), None)
+    if strategy_option is None:
+        strategy_option = OptionValue("strategy", "fsdp" if of_engines else "fsdp2", file_name)
+    options["config", "verl.strategy"] = strategy_option
     if of_engines:
         return []
     notes = []
-    if said.name == "strategy":
-        notes.append(f"{where}: no model.strategy: fsdp2, as verl 0.4 to 0.6 have it; 0.2 and 0.3 had fsdp")
+    if strategy_option.name == "strategy":
+        notes.append(f"{file_name}: no model.strategy: fsdp2, as verl 0.4 to 0.6 have it; 0.2 and 0.3 had fsdp")
     if ("config", "model.enable_gradient_checkpointing") not in options:
         notes.append(
-            f"{where}: no model.enable_gradient_checkpointing: blocks are computed again, as verl 0.4 to 0.6 have it; "
-            "0.2 and 0.3 kept them"
+            f"{file_name}: no model.enable_gradient_checkpointing: blocks are computed again, as verl 0.4 to 0.6 have "
+            "it; 0.2 and 0.3 kept them"
         )
     return notes
 
 
 def _old_passes(options: dict[Key, OptionValue]) -> None:
     """Raise :class:`ScenarioError` for samples of a pass in words that releases read otherwise. Changes ``options``."""
-    said = options.pop(("config", "data.micro_batch_size"), None)
-    if said is not None and said.value is not None and ("config", "data.micro_batch_size_per_gpu") not in options:
+    samples_option = options.pop(("config", "data.micro_batch_size"), None)
+    if (
+        samples_option is not None
+        and samples_option.value is not None
+        and ("config", "data.micro_batch_size_per_gpu") not in options
+    ):
         raise ScenarioError(
-            f"{said.where}: {said.name} {said.value} is of all ranks together in verl 0.1, and without effect since; "
-            "say data.micro_batch_size_per_gpu"
+            f"{samples_option.where}: {samples_option.name} {samples_option.value} is of all ranks together in verl "
+            "0.1, and without effect since; say data.micro_batch_size_per_gpu"
         )
 
 
 def _offload(options: dict[Key, OptionValue]) -> None:
     """Parameters on the host. Raises :class:`ScenarioError` for FSDP1's ``CPUOffload`` of nothing."""
-    asked, params = (
+    offloading, params = (
         options.pop(("config", f"model.fsdp_config.{name}"), None) for name in ("cpu_offload", "offload_params")
     )
     policy = options.pop(("config", "engine.offload_policy"), None)
     version = options["config", "verl.strategy"].value
-    if asked is not None and flag(asked):
+    if offloading is not None and flag(offloading):
         if version == "fsdp" and (params is None or not flag(params)):
             return  # CPUOffload(offload_params=False) moves nothing
-        options["config", "verl.offload"] = asked
+        options["config", "verl.offload"] = offloading
     if policy is not None and flag(policy):
         if version != "fsdp2":
             raise ScenarioError(f"{policy.where}: {policy.name} is FSDP2's; say engine.strategy=fsdp2, or leave it out")
         options["config", "verl.offload"] = policy
 
 
-def _passes(options: dict[Key, OptionValue], where: str) -> list[str]:
+def _passes(options: dict[Key, OptionValue], file_name: str) -> list[str]:
     """Samples of a pass, where passes are filled up to so many tokens; returns a note."""
     dynamic = options.pop(("config", "data.use_dynamic_bsz"), None)
     tokens = options.pop(("config", "data.max_token_len_per_gpu"), None)
@@ -132,12 +136,12 @@ def _passes(options: dict[Key, OptionValue], where: str) -> list[str]:
     seq_len = LENGTH if length is None else int(number(length, whole=True))
     limit = TOKENS if tokens is None else int(number(tokens, whole=True))
     name = "data.max_token_len_per_gpu" if tokens is None else tokens.name
-    held = max(1, limit * ranks // max(1, seq_len))
+    samples_held = max(1, limit * ranks // max(1, seq_len))
     options["config", "data.micro_batch_size_per_gpu"] = OptionValue(
-        name, held, where if tokens is None else tokens.where
+        name, samples_held, file_name if tokens is None else tokens.where
     )
-    options["config", "verl.capped"] = OptionValue(name, True, where)
-    return [f"{where}: {name} {limit:,}: {held:,} sample(s) a pass, each as long as data.max_length"]
+    options["config", "verl.capped"] = OptionValue(name, True, file_name)
+    return [f"{file_name}: {name} {limit:,}: {samples_held:,} sample(s) a pass, each as long as data.max_length"]
 
 
 def _adapters(options: dict[Key, OptionValue]) -> list[str]:
@@ -168,10 +172,10 @@ def _split(options: dict[Key, OptionValue]) -> list[str]:
     return _second_version(options, "FSDP1 beside Ulysses")
 
 
-def _second_version(options: dict[Key, OptionValue], what: str) -> list[str]:
+def _second_version(options: dict[Key, OptionValue], beside_what: str) -> list[str]:
     key: Key = ("config", "verl.strategy")
-    said = options[key]
-    if said.value != "fsdp":
+    strategy_option = options[key]
+    if strategy_option.value != "fsdp":
         return []
-    options[key] = OptionValue(said.name, "fsdp2", said.where)
-    return [f"{said.where}: {what}: played as FSDP2's"]
+    options[key] = OptionValue(strategy_option.name, "fsdp2", strategy_option.where)
+    return [f"{strategy_option.where}: {beside_what}: played as FSDP2's"]
