@@ -347,16 +347,21 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
         alone = _of_engine(request.kind, loads, group, costs)
         return lambda wire: hops + outer + wire * alone
     later = outer * (math.ceil((_peers(request, group) + 1) / BATCH) - 1)
-    moving = channels_law(request, group, costs)
+    moving = _moving_law(parts, group, costs)
     return lambda wire: norm(hops + outer, moving(wire), costs.p2p_norm) + later
 
 
 def channels_law(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
     """Seconds in which the bytes of grouped sends and receives move, given those they take on the narrowest link: those
-    of the channels of one peer, where they carry less than a link does. NICs are slower than channels."""
-    if request.kernel is not None or request.protocol == COPY_ENGINE or placement(group).islands > 1:
+    of the channels of one peer, where they carry less than a link does."""
+    if request.kernel is not None or request.protocol == COPY_ENGINE:
         return lambda wire: wire
-    parts = _parts(request, group)
+    return _moving_law(_parts(request, group), group, costs)
+
+
+def _moving_law(parts: P2pParts, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
+    if placement(group).islands > 1:  # NICs are slower than channels
+        return lambda wire: wire
     slower = costs.share["nvlink/Simple"] / costs.share[f"nvlink/{parts.protocol}"]
     carried = slower * parts.nbytes / costs.p2p_channel_rate[placement(group).age]
     return lambda wire: norm(wire * slower, carried, costs.p2p_channel_norm)

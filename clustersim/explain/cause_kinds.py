@@ -7,7 +7,7 @@ or share them; calls, launches and idle devices are the host's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from clustersim.core.errors import few
@@ -16,7 +16,7 @@ from clustersim.explain.charges import Charge
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.knobs import KNOB_NAMED, WIDER
 from clustersim.explain.stalls import Causes, costliest
-from clustersim.explain.whatif import kinds_of, whatif
+from clustersim.explain.whatif import link_kinds_of, whatif
 
 FACTOR = 2.0
 """How much better a remedy is tried: links twice as wide, a host twice as fast."""
@@ -37,7 +37,7 @@ class CauseKind:
     charges: Sequence[Charge]
     share: float
     knob: str
-    link_kinds: Sequence[str] = ()
+    link_kinds: Collection[str] = ()
 
     @property
     def first(self) -> Charge:
@@ -74,7 +74,7 @@ def cause_kinds(causes: Causes) -> list[CauseKind]:
         key, knob = _remedy(causes, charge)
         charges_of.setdefault(key, []).append(charge)
         knob_of[key] = knob
-    links = kinds_of(causes.timeline)
+    links = link_kinds_of(causes.timeline)
     kinds = [
         CauseKind(charges, sum(map(causes.share, charges)), knob_of[key], links) for key, charges in charges_of.items()
     ]

@@ -20,7 +20,7 @@ from clustersim.explain.metrics import has_steps, step_word
 from clustersim.explain.pieces import KERNELS, workers
 from clustersim.explain.stalls import Causes
 from clustersim.explain.step_words import LossRemedy, StepLoss, losses
-from clustersim.explain.whatif import kinds_of
+from clustersim.explain.whatif import link_kinds_of
 
 DOING = {
     "compute-bound": "compute-bound kernels",
@@ -130,7 +130,7 @@ NETWORK = (*WIDER, "latency")
 def _of_knobs(timeline: Timeline, step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> list[LossRemedy]:
     """What knobs of the network save, against each loss that is a transfer which nothing hides."""
     exposed = [loss.key for loss in step_losses if loss.key.startswith("exposed ")]
-    kinds = kinds_of(timeline)
+    kinds = link_kinds_of(timeline)
     turned = {KNOB_NAMED[knob].words(FACTOR, kinds): savings[knob] for knob in NETWORK if knob in savings}
     return [LossRemedy(key, what, saving, 1 - 1 / FACTOR) for key in exposed for what, saving in turned.items()]
 

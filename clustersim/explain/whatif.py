@@ -27,7 +27,7 @@ until it is at the peak.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import cache, partial
 
 import numpy as np
@@ -83,6 +83,7 @@ def whatif(
     window = steady_window(timeline)
     now = window.step_time
     rates = _TransferRates(timeline)
+    link_kinds = link_kinds_of(timeline)
     rows = []
     for knob_set in (
         [knob for knob in knobs if knob != "bucket size"],
@@ -93,7 +94,7 @@ def whatif(
             least = max(step, _serving(run, window.steps)) if knob in REORDERS else step
             per = factor if knob == "batch" else 1.0
             saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
-            rows.append((knob, factor, saving, least, _text(knob, factor, saving, kinds_of(timeline))))
+            rows.append((knob, factor, saving, least, _text(knob, factor, saving, link_kinds)))
     rows.sort(key=lambda row: (-row[2], knobs.index(row[0])))
     names = ("knob", "factor", "saving", "step_time_s", "text")
     return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
@@ -116,12 +117,12 @@ def unused(timeline: Timeline) -> set[str]:
     return without_use | (uncrossed - copying)
 
 
-def kinds_of(timeline: Timeline) -> Sequence[str]:
+def link_kinds_of(timeline: Timeline) -> frozenset[str]:
     """Kinds of the links of a timeline's machine, empty where they are not known."""
-    return timeline.links.link_kinds if timeline.links is not None else ()
+    return frozenset(timeline.links.link_kinds if timeline.links is not None else ())
 
 
-def _text(knob: str, factor: float, saving: float, link_kinds: Sequence[str]) -> str:
+def _text(knob: str, factor: float, saving: float, link_kinds: Collection[str]) -> str:
     if saving < NOTHING:
         saved = "nothing"
     elif knob == "batch":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from clustersim.core.errors import ScenarioError
 from clustersim.files.launch.adapters import flag, number
+from clustersim.files.launch.colossal_words import stem
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.table import FrameworkTable
 
@@ -75,7 +76,7 @@ USUAL_PLUGIN = "gemini"
 
 def is_launch(document: Document) -> bool:
     """Whether a command runs a program that is read, by its name and its words."""
-    program = PROGRAMS.get(_stem(document.program))
+    program = PROGRAMS.get(stem(document.program))
     names = {name for at, name in document.options if at == "args"}
     launcher = document.options.get(("args", "launcher"))
     own = launcher is not None and str(launcher.value).startswith("colossalai")
@@ -83,11 +84,7 @@ def is_launch(document: Document) -> bool:
     of_plugin = plugin is not None and str(plugin.value) in PLUGINS
     if program is None or not (own or of_plugin):
         return False
-    return program.telling in names or (own and _stem(document.program) == "benchmark")
-
-
-def _stem(program: str) -> str:
-    return program.removesuffix(".py").rsplit("/", 1)[-1]
+    return program.telling in names or (own and stem(document.program) == "benchmark")
 
 
 def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
@@ -96,7 +93,7 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
     if table.name != "colossal":
         return []
     file = next((document for document in read if document.program), read[0])
-    program = PROGRAMS.get(_stem(file.program), PROGRAMS["train"])
+    program = PROGRAMS.get(stem(file.program), PROGRAMS["train"])
     for name, own in program.renamed.items():
         if ("args", name) in options:
             options["args", own] = options.pop(("args", name))

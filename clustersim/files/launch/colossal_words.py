@@ -39,6 +39,9 @@ def spelt_out(words: Sequence[str]) -> list[str]:
 
 def is_benchmark(program: str, command: Sequence[str]) -> bool:
     """Whether a command starts a benchmark by Colossal-AI's own launcher."""
-    return program.removesuffix(".py").rsplit("/", 1)[-1] == "benchmark" and "colossalai" in {
-        word.rsplit("/", 1)[-1] for word in command
-    }
+    return stem(program) == "benchmark" and "colossalai" in {word.rsplit("/", 1)[-1] for word in command}
+
+
+def stem(program: str) -> str:
+    """A program's name without its folder and ending."""
+    return program.removesuffix(".py").rsplit("/", 1)[-1]
