@@ -12,7 +12,7 @@ import pytest
 import clustersim
 from clustersim.cluster import files as fabrics
 from clustersim.core import gpu_file
-from clustersim.core.device import UNSEEN, Assumed, device
+from clustersim.core.device import Assumed, device, unseen_width
 from clustersim.core.errors import TopologyError
 from clustersim.model.seconds.unstated import doubts, half_width
 from clustersim.scenario.result.trust import trust_in
@@ -90,12 +90,14 @@ def test_a_share_that_nobody_measured_on_a_generation_widens_what_is_computed_in
     assert not doubts(gpu, "bf16")
     (doubt,) = doubts(gpu, "fp8")
     assert doubt.assumed.field == "matmul.fp8"
-    assert doubt.assumed.spread == UNSEEN
+    assert doubt.assumed.spread == unseen_width("fp8")
     assert 0.05 < doubt.half_width < 0.2
     assert not doubts(device("H100-SXM5-80GB"), "fp8")
     wide = trust_in("split", gpu, "fp8")
     narrow = trust_in("split", gpu, "bf16")
-    assert wide.p90 == pytest.approx(math.hypot(narrow.p90, doubt.half_width))
+    squares = narrow.p90**2 - narrow.unseen_width**2 + wide.unseen_width**2 + doubt.half_width**2
+    assert wide.unseen_width == unseen_width("fp8") > narrow.unseen_width
+    assert wide.p90 == pytest.approx(math.sqrt(squares))
     assert wide.p50 > narrow.p50
     text = 'name = "MI300X-wide"\nextends = "MI300X"\nmemory = "256 GiB"\n'
     own = gpu_file.load(written(tmp_path, text))
