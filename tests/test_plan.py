@@ -712,14 +712,14 @@ def test_what_mfu_is_a_share_of_is_said_where_options_differ_in_it(dtypes, told)
     assert any("peak of what an option computes in (bf16, fp8)" in sentence for sentence in sentences) == told
 
 
-@pytest.mark.parametrize(("machine", "told"), [("hgx-mi300x", True), ("hgx-h100", False)])
+@pytest.mark.parametrize(("machine", "told"), [("hgx-mi355x", True), ("hgx-mi300x", False)])
 def test_a_plan_says_what_of_a_dtype_nobody_measured(machine, told):
     options = [SimpleNamespace(counts=True, candidate=SimpleNamespace(form=SimpleNamespace(recipe={"dtype": "fp8"})))]
     topologies = {(machine, 1): fabrics.load(machine, nodes=1)}
     searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=options, topologies=topologies)
     sentences = list(assumptions(SimpleNamespace(machines=(), campaign=None, run={}), searched))
     said = [
-        sentence for sentence in sentences if "products in fp8 at 45% of a MI300X's peak is no measurement" in sentence
+        sentence for sentence in sentences if "products in fp8 at 50% of a MI355X's peak is no measurement" in sentence
     ]
     assert len(said) == told
     assert all("its +- is wider" in sentence for sentence in said)

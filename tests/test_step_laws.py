@@ -141,7 +141,7 @@ def test_a_step_and_the_law_give_grouped_products_the_same_seconds(name):
 
 @pytest.mark.parametrize("name", ["V100-SXM2-16GB", "MI300X-192GB"])
 def test_groups_before_ampere_and_on_amd_are_products_side_by_side(name):
-    where = setting(device(name), Execution("fp16", "fp16"))
+    where = setting(device(name), Execution("fp16", "fp16"), replace(CONSTANTS, grouped_amd=1.0))
     assert grouped_parts(where, 512, 4096, 4096, 8) == linear_parts(where, 512, 4096, 4096, 8)
 
 

@@ -129,6 +129,11 @@ class Device:
     p2p: bool = True
     assumed: tuple[Assumed, ...] = ()
 
+    @property
+    def amd(self) -> bool:
+        """Whether ROCm's kernels run on it."""
+        return self.arch.startswith("gfx")
+
     def matmul_rate(self, dtype: str) -> float:
         """Best measured matmul rate [FLOP/s] in a dtype; one the hardware lacks runs as :meth:`runs_as` says."""
         dtype = self.runs_as(dtype)

@@ -55,6 +55,7 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
 
 def _of_gpu(gpu: Device) -> Iterator[str]:
     """A GPU that a file describes: its figures, and what is assumed."""
+    from clustersim.model.seconds.base import MODES
     from clustersim.model.seconds.unstated import doubts, half_width
 
     peaks = ", ".join(f"{dtype} {rate / 1e12:,.4g}" for dtype, rate in gpu.peak.items())
@@ -65,14 +66,17 @@ def _of_gpu(gpu: Device) -> Iterator[str]:
         entry = doubt.assumed
         block = "a block"
         moved = "no step depends on it"
-        if entry.moves in gpu.peak:  # what acts on one dtype is told of steps in that
+        if entry.moves in gpu.peak and entry.moves in MODES:  # what acts on one dtype is told of steps in that
             block = f"a block in {entry.moves}"
             doubt = next(other for other in doubts(gpu, entry.moves) if other.assumed == entry)
         if doubt.half_width >= NOTHING:
             moved = f"{block} takes {doubt.faster:+.1%} to {doubt.slower:+.1%}"
         yield f"assumed: {entry.field:15s} {entry.value} (+-{entry.spread:.0%}: {moved})"
-    if gpu.assumed:
-        yield f"together they put steps up to {half_width(gpu):.0%} off, nine times in ten; ranges are wider by that"
+    together = half_width(gpu)
+    if together >= NOTHING:
+        yield f"together they put steps up to {together:.0%} off, nine times in ten; ranges are wider by that"
+    elif gpu.assumed:
+        yield "usual steps depend on none of them"
     else:
         yield "nothing is assumed"
 

@@ -215,7 +215,7 @@ class XmlMachine:
         """What joins the GPUs where the file has no place for it; what looks wrong where it has."""
         kind = self.kind
         joined = {name for *ends, word, _ in self.links if word in boards.WIRES for name in ends}
-        wire = "xGMI" if kind.arch.startswith("gfx") else "NVLink"
+        wire = "xGMI" if kind.amd else "NVLink"
         alone = [name for name, _ in self.gpus.values() if name not in joined]
         if joined and alone:
             self.assumed.append(

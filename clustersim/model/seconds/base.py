@@ -11,7 +11,7 @@ from clustersim.core.errors import ScenarioError, nearest
 
 HALF = frozenset({"fp16", "bf16", "fp8"})
 MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")
-ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn")
+ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn", "aotriton")
 IMPLEMENTATIONS = ("eager", "compiled")
 CHECKPOINTING = ("none", "full", "selective")
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4")
@@ -45,9 +45,15 @@ class ComputeConstants:
         tables): 0.15 to 0.4, one number for all.
     sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks), from 123
         llm-foundry steps of A100 and H100, where products follow the kernel law. sustained_volta : where they do not.
+        sustained_amd : on AMD's, whose best was searched with TunableOp: hipBLASLt by its own choice, forward and
+        backward (69 products of MI300X, Primus-Turbo; 14 of MI355X forward, ROCm/aiter pull request 2559: 0.95).
     grouped : of the rate that the law of experts gives tuned kernels, what a grouped product keeps in a step, at the
         level of the device's products (:func:`clustersim.model.seconds.gemm.grouped_parts`). Mixtures on A100 and H100
         (SimuMax, Megatron-Bridge, dgxc, MoE zoo): medians of 4.9 and 15.3 %, 5.5 and 16.0 % with 0.63.
+    amd_k0 : half_k0 of AMD's. 22 products of MI355X with k of 256 to 7,168 (ROCm/aiter pull request 2559) spread by 8 %
+        with it and by 16 % with 140; 69 of MI300X, all of 3,584 and more, tell no difference.
+    grouped_amd : of a plain product's rate, what a grouped one keeps on AMD's: 54 of MI300X by Triton (Primus-Turbo),
+        which lose 5 % forward and 12 % backward.
     misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
         they can only be loaded two bytes at a time. Transformer-XL's 267,735 words on V100 and A100; it makes a
         compiled GPT-2 22 % slower with 50,257 words than with 50,304, where nanoGPT reports a quarter.
@@ -76,6 +82,7 @@ class ComputeConstants:
     """
 
     half_k0: float = 140.0
+    amd_k0: float = 300.0
     half_c: float = 20.0
     fp32_k0: float = 20.0
     fp32_c: float = 5.0
@@ -83,7 +90,9 @@ class ComputeConstants:
     sum_exposed: float = 0.3
     sustained: float = 0.91
     sustained_volta: float = 0.95
+    sustained_amd: float = 0.88
     grouped: float = 0.6
+    grouped_amd: float = 0.9
     misaligned: float = 0.45
     memory_half: float = 0.58
     memory_fp32: float = 0.75
@@ -188,13 +197,16 @@ class Setting:
         rate = self.device.matmul_rate(self.dtype)
         if runs_as == "fp32":
             return rate
+        if self.device.amd:
+            return rate * self.constants.sustained_amd
         return rate * (self.constants.sustained if self.by_law else self.constants.sustained_volta)
 
     @property
     def by_law(self) -> bool:
         """Whether products follow the kernel law: it is of tensor cores since Ampere, and nothing speaks for it on
-        AMD's (MI300X is 2 % further off with it)."""
-        old = 0 < self.device.sm < 80 or self.device.arch.startswith("gfx")
+        AMD's: 69 products of MI300X spread by 3 % with it and by 5 % by tiles, 22 of MI355X by 12 and by 9 %, and it
+        has grouped ones a fifth too long (tests/data/amd_products.csv)."""
+        old = 0 < self.device.sm < 80 or self.device.amd
         return self.device.runs_as(self.dtype) in HALF and not old
 
 
@@ -219,6 +231,8 @@ class Execution:
     float8_recipe : one of :data:`FLOAT8_RECIPES`, of dtype fp8.
     layer_time : float [s] that the host takes to launch a block's forward and backward, where it was measured.
     graphed : the whole step is one CUDA graph, which the host launches at once.
+    transformer_engine : attention is Transformer Engine's, which ROCm builds on Composable Kernel and AITER, where
+        PyTorch has AOTriton's.
     """
 
     dtype: str = "bf16"
@@ -232,6 +246,7 @@ class Execution:
     float8_recipe: str = "tensorwise"
     layer_time: float | None = None
     graphed: bool = False
+    transformer_engine: bool = False
 
 
 def check_checkpointing(policy: str) -> None:
@@ -258,6 +273,8 @@ def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTA
     order = ("fa2", "efficient", "eager") if half else ("efficient", "eager")
     if half and device.sm >= BLACKWELL:
         order = ("cudnn", *order)
+    if half and not how.transformer_engine:
+        order = ("aotriton", *order)
     have = ("eager", *device.attention)
     kernel = how.attention_kernel or next(name for name in order if name in have)
     if kernel not in ATTENTION_KERNELS:

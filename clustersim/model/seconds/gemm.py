@@ -97,7 +97,8 @@ def grouped_parts(where: Setting, m: float, n: float, k: float, count: float) ->
     (:mod:`clustersim.model.seconds.kernel_law.experts`), of which a step keeps its own share; or, where one kernel has
     all experts of MXFP8, nearly at that of plain products (:data:`ONE_LAUNCH`)."""
     if not where.by_law:
-        return linear_parts(where, m, n, k, count)
+        compute, memory = linear_parts(where, m, n, k, count)
+        return compute / (where.constants.grouped_amd if where.device.amd else 1.0), memory
     if where.blocks == "mxfp8" and not where.expert_streams and where.device.sm < WORKSTATION:
         compute, memory = linear_parts(where, m, n, k, count)
         return compute / ONE_LAUNCH, memory
@@ -139,6 +140,8 @@ def _by_tiles(where: Setting, rate: float, m: float, n: float, k: float, batch: 
     memory = nbytes / (device.memory_bandwidth * constants.gemm_memory)
     half = device.runs_as(dtype) in HALF
     k0, c = (constants.half_k0, constants.half_c) if half else (constants.fp32_k0, constants.fp32_c)
+    if half and device.amd:
+        k0 = constants.amd_k0
     rate_per_sm = rate / device.sms * (1 + k0 / _LARGE_K)
     best = math.inf
     for tm, tn in TILES:

@@ -38,7 +38,7 @@ from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.scenario.file.schema import WHOLE_STEP
-from clustersim.scenario.file.splitting import split, splits
+from clustersim.scenario.file.splitting import MEGATRON, split, splits
 from clustersim.scenario.run.hosts import CopyRates, copy_rates_of
 from clustersim.scenario.run.misplaced import misplaced
 from clustersim.scenario.run.trained import as_trained, compute_dtype, refuse_split
@@ -255,6 +255,7 @@ def execution_of(scenario: Scenario) -> Execution:
         float8_recipe=spec.float8_recipe,
         layer_time=layer_time_of(scenario),
         graphed=WHOLE_STEP in run.cuda_graph,
+        transformer_engine=scenario.file.parallel is not None and scenario.file.parallel.framework == MEGATRON,
     )
 
 
