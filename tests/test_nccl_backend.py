@@ -296,10 +296,10 @@ MI300X = {"all_gather": (1632 * 2**20, 6.04e-3), "reduce_scatter": (3264 * 2**20
 
 
 @pytest.mark.parametrize("kind", MI300X)
-def test_a_transfer_between_amd_gpus_takes_at_the_most_a_fifth_longer_beside_the_kernels_of_a_step(kind: str) -> None:
-    """What is planned is a transfer alone (tests/test_mesh_rings.py has AMD's own figure for that)."""
+def test_a_transfer_between_amd_gpus_takes_at_the_most_a_quarter_longer_beside_the_kernels_of_a_step(kind: str) -> None:
+    """What is planned is a transfer alone (tests/test_amd_collectives.py has the same run's with nothing beside it)."""
     nbytes, beside_kernels = MI300X[kind]
-    assert 1.0 < beside_kernels / seconds(Request(kind, nbytes), group("hgx-mi300x")) < 1.2
+    assert 1.0 < beside_kernels / seconds(Request(kind, nbytes), group("hgx-mi300x")) < 1.25
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared measurements are not beside the project")

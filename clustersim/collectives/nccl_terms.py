@@ -86,7 +86,8 @@ def host_floor(kind: str, group: Group, costs: CommunicationCosts, blocks: int =
     """
     block_s = costs.host_block[_work(group)] * blocks
     if group.launch != "single_process":
-        return costs.host_floor[group.node_type.cpu_vendor] + block_s
+        host = "rocm" if group.node_type.gpu.amd else group.node_type.cpu_vendor
+        return costs.host_floor[host] + block_s
     many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
     return (costs.host_single + (costs.host_floor_per_gpu + block_s) * group.ranks_per_node) * many
 
@@ -157,7 +158,27 @@ def busy_steps(
     """
     if (kind, algorithm) != ("all_reduce", "ring") or protocol not in costs.empty_steps:
         return 1.0
+    if _scripted(protocol, nbytes, group):
+        return SCRIPTED_STEPS / (2.0 * (group.size - 1))
     return 1.0 - costs.empty_steps[protocol] * max(0.0, 1.0 - nbytes / (LEAST_PIECE[protocol] * group.size))
+
+
+SCRIPTED_FROM = 1024.0
+SCRIPTED_STEPS = 2.0
+"""Steps of an all_reduce of so many bytes and more in which each of eight GPUs sends to all others at once: RCCL brings
+scripts for payloads that LL carries on AMD's meshes (MSCCL, rccl tools/msccl-algorithms), in place of a ring's 14
+steps. Eight MI300X take 22.9 us for 512 bytes, and 13.1 to 13.3 for 1 to 32 KiB."""
+SCRIPTED_GPUS = 8
+
+
+def _scripted(protocol: str, nbytes: float, group: Group) -> bool:
+    """Whether RCCL's scripts make an all_reduce: of all eight of AMD's GPUs of a node, each linked to each other."""
+    place = placement(group)
+    if protocol != "LL" or nbytes < SCRIPTED_FROM or place.age != "amd" or place.islands > 1:
+        return False
+    links = place.system.views[0].nvlinks
+    pairs = SCRIPTED_GPUS * (SCRIPTED_GPUS - 1)
+    return group.size == SCRIPTED_GPUS and sum(count > 0 for row in links for count in row) == pairs
 
 
 LARGEST = (0.0, 0.56, 1.03, 1.42, 1.77, 2.07)
@@ -237,6 +258,12 @@ def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Communicatio
     return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[f"{placement(group).age}/{protocol}"]
 
 
+MESH_OVER_NODES = 1.07
+"""Of what AMD's links carry of a ring in one node, what they carry of one over nodes, whose eight rings cross each link
+once each way and not twice: 357 GB/s of busbw on two nodes of MI300X, 351 on two to eight of MI325X, 319 on one of
+either (tests/data/amd_collectives.csv)."""
+
+
 def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: CommunicationCosts) -> float:
     """Payload bytes/s kernels sustain: a ring's across nodes no more than inside one, a tree's as NCCL measured."""
     group_placement = placement(group)
@@ -246,6 +273,7 @@ def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs
     if algorithm != "ring" or group_placement.islands == 1 or group_placement.per_island == 1 or egress == 0:
         return math.inf
     share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[group_placement.age]
+    share *= MESH_OVER_NODES if group_placement.age == "amd" else 1.0
     return share * egress / bus_factor(kind, group.size)
 
 

@@ -63,7 +63,8 @@ class CommunicationCosts:
         "pcie/LL": 1.5 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 6.1 * US,
         "net/LL": 3.28 * US, "net/LL128": 5.83 * US, "net/Simple": 17.7 * US,
     })  # fmt: skip
-    # NVLink hops by GPU generation and protocol, relative to Hopper.
+    # NVLink hops by GPU generation and protocol, relative to Hopper. AMD's, and its share of links, from rccl-tests of
+    # MI300X, MI325X and MI355X (tests/data/amd_collectives.csv).
     hop_generation: Mapping[str, float] = _table(
         **{
             f"{age}/{protocol}": factor
@@ -73,7 +74,7 @@ class CommunicationCosts:
                 "ampere": (1.17, 1.44, 1.54),
                 "hopper": (1.0, 1.0, 1.0),
                 "blackwell": (1.31, 1.27, 1.21),
-                "amd": (1.5, 1.5, 1.8),
+                "amd": (1.6, 1.25, 1.1),
             }.items()
             for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
         }
@@ -97,7 +98,7 @@ class CommunicationCosts:
         "net/LL": 0.31, "net/LL128": 0.929, "net/Simple": 1.0,
     })  # fmt: skip
     share_generation: Mapping[str, float] = _table(
-        pascal=1.01, volta=1, ampere=0.992, hopper=1, blackwell=0.998, amd=0.88
+        pascal=1.01, volta=1, ampere=0.992, hopper=1, blackwell=0.998, amd=0.91
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
@@ -135,8 +136,8 @@ class CommunicationCosts:
     # Host.
     base: float = 5.12 * US
     rooted_base: float = 4.86 * US
-    # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=5.82 * US, amd=9.68 * US, power=8 * US, arm=6.14 * US)
+    # One process per GPU, by CPU: how soon a launch on every rank comes back; of AMD's GPUs on any (MI300X).
+    host_floor: Mapping[str, float] = _table(intel=5.82 * US, amd=9.68 * US, power=8 * US, arm=6.14 * US, rocm=13 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
     host_single: float = 9.31 * US
     host_floor_per_gpu: float = 2.92 * US
