@@ -19,6 +19,7 @@ from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
 from clustersim.calibrate.fit.structures import (
     AS_DESCRIBED,
     SMALL,
+    WITHOUT_NVLS,
     Explained,
     Structure,
     explained,
@@ -305,8 +306,9 @@ class _LogGroups:
         self.gpus_per_node = len(self.machine.node_gpus(0))
         self.of = cache(self._of)
 
-    def _of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int]) -> Group:
-        """Raises :class:`TraceError` for ranks that do not fit."""
+    def _of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int], nvls: bool = True) -> Group:
+        """``nvls`` : False where the log says that NVLink SHARP is off. Raises :class:`TraceError` for ranks that do
+        not fit."""
         if ranks % nodes or ranks // nodes > self.gpus_per_node:
             raise TraceError(f"{ranks} ranks on {nodes} node(s) of {self.gpus_per_node} GPUs")
         if self.as_shipped:
@@ -314,6 +316,7 @@ class _LogGroups:
         else:
             machine = fitting.load(self.topology, nodes=nodes)
         machine = machine if self.structure is None else self.structure.of(machine)
+        machine = machine if nvls else WITHOUT_NVLS.of(machine)
         return Group(machine, fabrics.mesh(machine, nodes, ranks // nodes).gpus, launch, version)
 
 
@@ -329,7 +332,8 @@ def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> Measured
         raise TraceError("a row of several groups at once")
     count = nodes_of(sample, groups.machine, nodes)
     version = nccl_version(sample.version) or usual_version(groups.machine)
-    group = groups.of(sample.ranks, count, sample.launch or usual_launch(groups.machine, count), version)
+    launch = sample.launch or usual_launch(groups.machine, count)
+    group = groups.of(sample.ranks, count, launch, version, pin(sample.env, "NCCL_NVLS_ENABLE") != "0")
     request = Request(
         sample.kind,
         sample.nbytes,

@@ -92,6 +92,7 @@ class Structure(msgspec.Struct, frozen=True):
 
 
 AS_DESCRIBED = Structure("")
+WITHOUT_NVLS = Structure("NVLS off (NCCL_NVLS_ENABLE=0, or no Fabric Manager)", {"nvls": False})
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -271,7 +272,7 @@ def candidates(machine: Topology) -> Iterator[Structure]:
     """How a machine may differ from its file, the simplest first."""
     kind = machine.node_types[0]
     if kind.nvls:
-        yield Structure("NVLS off (NCCL_NVLS_ENABLE=0, or no Fabric Manager)", {"nvls": False})
+        yield WITHOUT_NVLS
         yield Structure("trees off (NCCL_ALGO=^Tree)", algorithms="^Tree")
     yield Structure("rings alone (NCCL_ALGO=Ring)", algorithms="Ring")
     yield Structure("Simple alone (NCCL_PROTO=Simple)", protocols="Simple")

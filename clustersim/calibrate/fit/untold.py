@@ -9,11 +9,12 @@ import numpy as np
 
 from clustersim.calibrate.fit.nccl import MeasuredCollective
 from clustersim.calibrate.fit.structures import SMALL
-from clustersim.calibrate.validate_nccl import nccl_version
+from clustersim.calibrate.validate_nccl import nccl_version, pin
 from clustersim.collectives.started import usual_launch, usual_version
 from clustersim.core.errors import several
 from clustersim.core.ranges import far_of_log, size_class
 from clustersim.core.topology import Topology
+from clustersim.files.traces.nccl_tests_run import NCCL_SETTING, PLAYED_SETTINGS
 from clustersim.files.traces.samples import Sample, Samples
 
 FEWEST_SIZES = 3
@@ -52,9 +53,23 @@ def taken_for_granted(samples: Samples, machine: Topology, nodes: int | None = N
         yield f"the log does not say how it was started: {', '.join(modes)} is assumed"
     if rows and not any(row.env for row in rows):
         yield ("the log does not say what its script set (NCCL_ALGO, NCCL_PROTO): NCCL's own choice is assumed")
+    yield from _of_settings(rows, machine)
     if any(nccl_version(row.version) is None for row in rows):
         version = ".".join(map(str, usual_version(machine)))
         yield f"the log does not say its NCCL: {version} is assumed"
+
+
+def _of_settings(rows: Sequence[Sample], machine: Topology) -> Iterator[str]:
+    """What of a log's settings is not as the machine's file has it, and which of them are not played."""
+    settings = {name: value for row in rows for name, value in NCCL_SETTING.findall(row.env)}
+    without = sum(pin(row.env, "NCCL_NVLS_ENABLE") == "0" for row in rows)
+    if without and machine.node_types[0].nvls:
+        which = "" if without == len(rows) else f" in {without} of its {len(rows)} rows"
+        always = "(a machine that never has it says nvls = false in [node])"
+        yield f"the log says that NVLink SHARP (NVLS) is off{which}: played so {always}"
+    unplayed = [f"{name}={value}" for name, value in settings.items() if name not in PLAYED_SETTINGS]
+    if unplayed:
+        yield f"set in the log and not played: {', '.join(unplayed)}; what is expected is without"
 
 
 def contradictions(rows: Sequence[MeasuredCollective]) -> Iterator[str]:

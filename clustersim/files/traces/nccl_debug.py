@@ -26,6 +26,7 @@ from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.nccl_causes import NOTHING, SHOWN, UNTOLD, causes, conclusion
 from clustersim.files.traces.nccl_evidence import Evidence
+from clustersim.files.traces.nccl_tests_run import LOGGED_CHANNELS, LOGGED_SETTING
 from clustersim.files.traces.samples import kind_of
 from clustersim.files.traces.told import Cause, ChoiceComparison, LoggedChoice, NcclLog, SimulatedChoice
 
@@ -35,16 +36,12 @@ if TYPE_CHECKING:
 _OWN_LINE = re.compile(r":\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
 _VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
-_CHANNELS = re.compile(
-    r"(?<!\d)(\d+) coll channels(?:, (\d+) collnet channels)?(?:, (\d+) nvls channels)?, (\d+) p2p channels"
-)
 _VIA = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? via "
     r"(direct shared memory|\w+(?:/\w+(?: Libfabric)?)?)"
 )
 """Before 2.8 rings were what channels are, and ranks on other machines had no GPU beside them."""
 _CHOICE = re.compile(r"(?:\b(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?:.*?\{(\d+)\.\.(\d+)\})?", re.I)
-_SET = re.compile(r"\b((?:R|N)CCL_\w+) set (?:by environment )?to (\S+?)\.?(?=\s|$)")
 
 
 def sniff(head: Head) -> Likeness:
@@ -73,12 +70,12 @@ def read(paths: Sequence[Path]) -> NcclLog:
         if (match := _COMM.search(line)) and int(match[1]) >= ranks:
             nodes = max(int(match[2] or 0), nodes if int(match[1]) == ranks else 0)
             ranks = int(match[1])
-        if match := _CHANNELS.search(line):
+        if match := LOGGED_CHANNELS.search(line):
             named = dict(zip(("coll", "collnet", "nvls", "p2p"), match.groups(), strict=True))
             channels = {name: int(n) for name, n in named.items() if n}
         if match := _VIA.search(line):
             via[match[1]] += 1
-        if match := _SET.search(line):
+        if match := LOGGED_SETTING.search(line):
             pinned[match[1]] = evidence.env[match[1]] = short(match[2])
         if match := _CHOICE.search(line):
             n_channels = int(match[6]) - int(match[5]) + 1 if match[5] else 0

@@ -19,7 +19,16 @@ from clustersim.core.errors import TraceError
 from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.nccl_tests_guess import BARE, Cells, columns_of, guessed, no_table, ranks_of
-from clustersim.files.traces.nccl_tests_run import NCCL_SETTING, OF_CPU, PROGRAM, NcclTestsRun, number_of, version_text
+from clustersim.files.traces.nccl_tests_run import (
+    LOGGED_CHANNELS,
+    LOGGED_SETTING,
+    NCCL_SETTING,
+    OF_CPU,
+    PROGRAM,
+    NcclTestsRun,
+    number_of,
+    version_text,
+)
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of
 
 _RANK = re.compile(
@@ -36,7 +45,7 @@ _WANTED = (
 _OWN = re.compile(r"(?<!\S)(\S*):\d{1,12}:\d{1,12} \[\d+\] [RN]?CCL (?:INFO|WARN)")
 """Where a line of the library's own begins, with what a row before it has right in front."""
 _CELL = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?|N/A|nan|inf")
-_VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
+_VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)|[rn]ccl-library=(\d+)")
 _TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
 UNNAMED = "a collective the log does not name (write the command, such as all_gather_perf, above)"
 UNPLAYED = "hypercube"
@@ -196,7 +205,10 @@ def _learn(run: NcclTestsRun, line: str, sieve: SampleSieve) -> None:
         run.hosts[rank] = f"{host or ''}\t{device}"
         run.groups[rank] = group or "0"
         return
-    told = {} if re.search(r"NCCL (?:INFO|WARN)", line) else dict(NCCL_SETTING.findall(line))
+    library_line = re.search(r"NCCL (?:INFO|WARN)", line) is not None
+    told = {} if library_line else dict(NCCL_SETTING.findall(line))
+    if library_line:
+        _learn_of_library(run, line)
     if match := PROGRAM.search(line):
         name = match.group(1)
         run.kind = UNPLAYED if name == UNPLAYED else kind_of(name) or run.kind
@@ -207,6 +219,14 @@ def _learn(run: NcclTestsRun, line: str, sieve: SampleSieve) -> None:
         run.version = match.group(1) or version_text(int(match.group(2)))
     if "Test NCCL failure" in line or "Test CUDA failure" in line:
         sieve.skip("the run failed: a line says 'Test NCCL failure' or 'Test CUDA failure'")
+
+
+def _learn_of_library(run: NcclTestsRun, line: str) -> None:
+    """What a line of the library's own says of the run: a variable that it found set, and whether it has NVLS."""
+    if match := LOGGED_SETTING.search(line):
+        run.env[match[1]] = match[2]
+    if match := LOGGED_CHANNELS.search(line):
+        run.no_nvls = match[3] == "0"
 
 
 def _keep(
