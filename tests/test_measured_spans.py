@@ -27,6 +27,7 @@ from clustersim.core.ranges import of_collective
 from clustersim.core.topology import Topology
 from clustersim.files.traces.samples import Sample
 from clustersim.scenario import load
+from clustersim.scenario.result.trust import trust_in
 from clustersim.studies.plan.robust import LARGE, uncertain
 from tests.evidence.calibrations import claimed_rows, logs
 
@@ -328,13 +329,26 @@ def test_a_run_says_that_its_launch_and_its_collectives_are_not_the_logs(of_larg
 
 def test_a_plan_takes_links_inside_a_node_and_a_network_as_collective_does():
     mine = machine_of(SPAN, nodes=4)
-    numbers = {number.name: number for number in uncertain(mine)}
+    numbers = {number.name: number for number in uncertain(mine, "bf16")}
     for name, nodes in (("inside", 1), ("network", 4)):
         around = of_collective(mine, LARGE, nodes)
         assert numbers[name].low == pytest.approx(1 / (1 + around.p90))
         assert numbers[name].outside == around.outside
     assert numbers["network"].outside == "all_reduce between nodes was not in the log"
     assert not numbers["inside"].outside
+
+
+def test_a_robust_choice_takes_kernels_as_widely_as_a_step_on_that_gpu_is_known():
+    """Kernels of a B200, of whose generation no step is published, had the range of an H100's."""
+    widths = {}
+    for name, dtype in (("hgx-h100", "bf16"), ("hgx-b200", "bf16"), ("hgx-b200", "fp8")):
+        machine = fabrics.load(name, nodes=2)
+        (kernels,) = [number for number in uncertain(machine, dtype) if number.name == "kernels"]
+        around = trust_in("single", machine.node_types[0].gpu, dtype)
+        assert kernels.low == pytest.approx(1 / (1 + around.p90))
+        assert kernels.high == pytest.approx(1 / (1 - around.p90))
+        widths[name, dtype] = around.p90
+    assert widths["hgx-h100", "bf16"] < widths["hgx-b200", "bf16"] < widths["hgx-b200", "fp8"]
 
 
 HELD_OUT = (

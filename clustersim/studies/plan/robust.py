@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.arrays import Floats
-from clustersim.core.ranges import of_collective, of_step
+from clustersim.core.ranges import of_collective
 from clustersim.core.topology import Topology
+from clustersim.scenario.result.trust import trust_in
 from clustersim.studies.plan.options import PlanOption, ScaledRuns, SearchResult
 from clustersim.studies.plan.rounds import Runner
 from clustersim.studies.plan.rows import MeasurementWorth, Regret, RobustChoice, UncertainSpan
@@ -72,25 +73,33 @@ HOW_OFTEN = UncertainNumber(
 )
 
 
-def uncertain(topology: Topology) -> list[UncertainNumber]:
-    """What is known of a machine to a range only; what it has not is left out."""
+def uncertain(topology: Topology, dtype: str) -> list[UncertainNumber]:
+    """What is known of a machine to a range only; what it has not is left out. Kernels in ``dtype`` are known less well
+    on a GPU of a generation without published steps, and on one whose file leaves something open."""
     network = of_collective(topology, LARGE)
     inside = of_collective(topology, LARGE, 1)
-    kernels = of_step("single")
+    kernels = max(trust_in("single", node.gpu, dtype).p90 for node in topology.node_types)
     fit = f"; clustersim calibrate DIR --topology {topology.name} --out measured.toml"
     capture = "clustersim.calibrate.capture --out DIR --parts collectives"
-    numbers_of = {
-        "network": ("the network", network, f"torchrun --nnodes 2 --nproc-per-node 8 -m {capture}{fit}"),
-        "inside": ("links inside a node", inside, f"torchrun --nproc-per-node 8 -m {capture}{fit}"),
-        "kernels": ("kernels", kernels, f"clustersim capture --parts compute --out DIR{fit}"),
-    }
-    if len(topology.node_types) == 1:
-        numbers_of.pop("network")
-    # Nine in ten times lay within prediction (1 +- p90): rates are their inverse.
-    return [
-        UncertainNumber(name, 1.0 / (1.0 + around.p90), 1.0 / (1.0 - around.p90), meaning, measure, around.outside)
-        for name, (meaning, around, measure) in numbers_of.items()
+    of_network = f"torchrun --nnodes 2 --nproc-per-node 8 -m {capture}{fit}"
+    of_links = f"torchrun --nproc-per-node 8 -m {capture}{fit}"
+    of_kernels = f"clustersim capture --parts compute --out DIR{fit}"
+    numbers = [
+        _of_times("network", network.p90, "the network", of_network, network.outside),
+        _of_times("inside", inside.p90, "links inside a node", of_links, inside.outside),
+        _of_times("kernels", kernels, "kernels", of_kernels),
     ]
+    return numbers if len(topology.node_types) > 1 else numbers[1:]
+
+
+def _of_times(name: str, p90: float, words: str, measure: str, outside: str = "") -> UncertainNumber:
+    """A rate of which nine in ten times lay within prediction (1 +- ``p90``): rates are their inverse."""
+    return UncertainNumber(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), words, measure, outside)
+
+
+def _dtype_of(option: PlanOption, dtype: str) -> str:
+    """In what an option's products are; ``dtype`` : of one that says none."""
+    return str(option.candidate.form.recipe.get("dtype") or dtype)
 
 
 def at_corners(searched: SearchResult, seen: KnownCandidates, runner: Runner) -> tuple[ScaledRuns, ...]:
@@ -99,7 +108,7 @@ def at_corners(searched: SearchResult, seen: KnownCandidates, runner: Runner) ->
     if len(rivals) < 2:
         return ()
     chosen = [rival.candidate for rival in rivals]
-    numbers = uncertain(seen.sieve.machines[seen.sieve.place(chosen[0])][0])
+    numbers = uncertain(seen.sieve.machines[seen.sieve.place(chosen[0])][0], _dtype_of(rivals[0], seen.dtype))
     ends = itertools.product(*((number.low, number.high) for number in numbers))
     every: list[dict[str, float]] = [{}]
     every += [dict(zip((number.name for number in numbers), corner, strict=True)) for corner in ends]
@@ -138,7 +147,7 @@ def robustness(searched: SearchResult, goodput: Goodput | None = None) -> Robust
         ran, key=lambda option: (option.candidate.number != searched.front[0].candidate.number, -option.rate)
     )
     first = options[0].candidate
-    numbers = uncertain(searched.topologies[first.machine.label, first.nodes])
+    numbers = uncertain(searched.topologies[first.machine.label, first.nodes], _dtype_of(options[0], searched.dtype))
     corners, times = _times(searched, options)
     if goodput is not None and any(goodput(option.candidate.number, FAILURES) for option in options):
         numbers.append(HOW_OFTEN)
