@@ -278,6 +278,8 @@ def _tail(skipped: Mapping[str, int], hints: Sequence[str] = ()) -> Iterator[str
 
 
 def _range(shares: list[float]) -> str:
+    if not shares:
+        return "not known: the collectives were left out, as said below"
     low = 100 * min(shares)
     high = 100 * max(shares)
     mean = 100 * sum(shares) / len(shares)

@@ -16,6 +16,7 @@ from clustersim.explain.last_rank import last_to_most
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.occupancy import occupancy, whole_window
 from clustersim.files.traces.joining import skipped_of
+from clustersim.files.traces.profiled import UNNAMED, UNSHAPED
 from clustersim.files.traces.samples import Sample, Samples
 
 LAUNCH_BOUND = 0.25
@@ -49,7 +50,8 @@ class RunDigest(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
 
     ``whole_s`` : from the first span to the last. ``window_s`` : of that without the warm-up, which all shares are of.
     ``peer_wait_share`` : collectives wait, beside a kernel or not; ``waiting_for_peer_share`` : beside none, as in
-    :mod:`clustersim.explain.breakdown`.
+    :mod:`clustersim.explain.breakdown`. Shares of communication are empty where nobody knows them: collectives were
+    seen, and none could be read.
     """
 
     source: str
@@ -122,6 +124,10 @@ def of_run(run: Timeline) -> RunDigest:
     compute, comm, waits, exposed, beside_nothing = (
         (occupied[state] / window if window else occupied[state]).tolist() for state in SHARES
     )
+    collectives = _collectives(run)
+    skipped = skipped_of(run)
+    if not collectives and any(reason == UNNAMED or reason.startswith(UNSHAPED) for reason in skipped):
+        comm, waits, exposed, beside_nothing = ([], [], [], [])
     return RunDigest(
         source=run.source,
         world_size=run.world_size,
@@ -136,8 +142,8 @@ def of_run(run: Timeline) -> RunDigest:
         waiting_for_peer_share=[both - moving for both, moving in zip(beside_nothing, exposed, strict=True)],
         waiting_for_launch_share=run.stats.get("waiting_for_launch_share"),
         clock_offset_s=run.stats.get("clock_offset_s", 0.0),
-        collectives=_collectives(run),
-        skipped=skipped_of(run),
+        collectives=collectives,
+        skipped=skipped,
         hints=list(_hints(run, compute, waits, len(measured))),
     )
 

@@ -23,6 +23,7 @@ import msgspec
 from clustersim.core.errors import TraceError
 from clustersim.core.program import DTYPE_BYTES, HOST_STREAM
 from clustersim.core.timeline import Timeline
+from clustersim.explain.bounds import UNCOUNTED
 from clustersim.files.traces import execution_trace, files
 from clustersim.files.traces.call_records import RECORDED, CallRecords
 from clustersim.files.traces.execution_trace import Operator
@@ -45,6 +46,7 @@ from clustersim.files.traces.profiled import (
     COMMUNICATORS,
     LIBRARY_KERNEL,
     UNNAMED,
+    UNSHAPED,
     UNSIZED,
     AnnotatedSchedule,
     ProfiledWork,
@@ -375,7 +377,8 @@ class _KinetoReader:
             end = (note.ts + note.dur) * 1e-6
             seen = self._annotated(note, start, end, self._step(note.ts))
             if seen is None:
-                self.trace.skipped[f"a collective without shapes ({note.name}; record_shapes=True writes them)"] += 1
+                why = f"{UNSHAPED} ({note.name}; record_shapes=True writes them): {UNCOUNTED}"
+                self.trace.skipped[why] += 1
             else:
                 doing = self.schedule.at(note.ts)
                 self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=self._called(note)))

@@ -69,6 +69,8 @@ COMMUNICATORS = "nccl|gloo|rccl|ucc|xccl|hccl"
 """Libraries whose calls PyTorch annotates, ``nccl:all_reduce``: alternatives of a pattern."""
 BEHIND = "what was launched behind the last step that is marked: it is in no figure"
 UNNAMED = f"a collective's kernel without its name and size: {UNCOUNTED}"
+UNSHAPED = "a collective without shapes"
+"""How the reason begins for which an annotation is left out that is a collective itself."""
 UNSIZED = (
     "NCCL's kernels of which neither size nor group is told: they are kept as measured, and what is transferring holds "
     "their wait for peers"
