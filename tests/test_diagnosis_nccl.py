@@ -49,6 +49,8 @@ def test_what_is_off_for_the_whole_job_is_told_and_its_contrary_is_not(tmp_path,
     assert "reaches GPU memory" not in answer
     # What is certain heads the answer, and what to do of it; "nothing is wrong" was said above it.
     assert answer.startswith(f"diagnosis: the whole job is slower than it need be: {conclusion}")
+    assert " why: " in answer  # it was told to look at "the log does not say"
+    assert "look at:" not in answer
     assert "nothing is wrong" not in answer
     assert "nothing here" not in answer
     assert diagnosis.diagnose([path]).to_dict()["whole_job"][0]["text"].startswith(conclusion)

@@ -324,3 +324,14 @@ def test_opt_pays_for_the_gradient_of_its_clamp() -> None:
         for name in ("opt-350m", "bert-large-uncased")
     }
     assert moved == {"opt-350m": 13, "bert-large-uncased": 5}
+
+
+def test_a_model_is_called_by_its_config_s_path_without_detours(tmp_path, monkeypatch):
+    """A plan kept in one folder had d/../nem/config.json for its model's name."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "nem").mkdir()
+    config = json.loads(next(CONFIGS.glob("*.json")).read_text(encoding="utf-8"))
+    config.pop("_name_or_path", None)
+    (tmp_path / "nem" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert from_hf("d/../nem/config.json").name == "nem/config.json"

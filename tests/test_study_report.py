@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from clustersim.app import plots
 from clustersim.app.cli import cli
+from clustersim.app.report.pages import rendered
 from clustersim.app.report.study import holds_study, study_html
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.ranges import of_step
@@ -215,6 +216,13 @@ def hostile(folder, tmp_path):
                 text = text.replace(name, json.dumps(HOSTILE) if name == '"R"' else json.dumps(HOSTILE)[1:-1])
         copy.joinpath(file.name).write_text(text)
     return copy
+
+
+def test_what_a_sentence_has_between_backticks_is_code_and_stays_text():
+    """`jitter` in a plan's assumptions was shown with its backticks."""
+    told = rendered("study.html.j2", title="t", verdict="take `a<b` now", figures=(), warnings=("`x`",), sections=())
+    assert "take <code>a&lt;b</code> now" in told
+    assert "<li><code>x</code></li>" in told
 
 
 def test_names_are_text_never_markup(folder, tmp_path):

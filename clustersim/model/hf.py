@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 from dataclasses import replace
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def shape_from_hf(
         notes.append(
             "what blocks are told of their tokens is made with the embedding; pipeline stages do not send it on"
         )
-    label = name or str(data.get("_name_or_path") or "") or (where if where != "config" else str(kind))
+    label = name or str(data.get("_name_or_path") or "") or (normpath(where) if where != "config" else str(kind))
     return replace(shape, name=label), tuple(notes)
 
 

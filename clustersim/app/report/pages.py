@@ -82,7 +82,15 @@ def rendered(template: str, **values: object) -> str:
         lstrip_blocks=True,
         finalize=_arrows,
     )
+    environment.filters["coded"] = _coded
     return environment.get_template(template).render(values)
+
+
+def _coded(text: str) -> Markup:
+    """A sentence, escaped, with what stands between backticks set as code."""
+    from markupsafe import Markup
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(str(_arrows(text)))))
 
 
 def _arrows(value: object) -> object:

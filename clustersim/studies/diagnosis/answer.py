@@ -182,8 +182,10 @@ class Diagnosis(msgspec.Struct, frozen=True):
     def lines(self) -> Iterator[str]:
         """In words, the answer first."""
         yield f"diagnosis: {self.verdict}"
-        whole = [cause.why for cause in self.whole_job]
-        yield f"look at: {'; '.join(whole) if self.whole_first else self.suspects[0].look_at}"
+        if self.whole_first:  # as `trace` tells it: what is known of the reason, which may be nothing
+            yield f"why: {'; '.join(cause.why for cause in self.whole_job)}"
+        else:
+            yield f"look at: {self.suspects[0].look_at}"
         for suspect in self.suspects[1:]:
             yield f"else {suspect.confidence:6.1%}  {suspect.words}"
         if self.decides:
