@@ -188,7 +188,7 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | Non
         *_mixture(kinds),
         *_periods(scenario),
         *_changed(scenario, topology),
-        *_uneven(scenario, topology, mesh),
+        *of_uneven_nodes(scenario, topology, mesh),
         *_told(scenario),
         *_silent(scenario, program),
         *_fitted(scenario, topology, mesh, program),
@@ -305,8 +305,8 @@ def _changed(scenario: Scenario, topology: Topology) -> Iterator[str]:
         yield from hidden_parts(topology)
 
 
-def _uneven(scenario: Scenario, topology: Topology, mesh: Mesh) -> Iterator[str]:
-    """What NCCL makes of nodes that differ."""
+def of_uneven_nodes(scenario: Scenario, topology: Topology, mesh: Mesh) -> Iterator[str]:
+    """What NCCL makes of nodes that differ, on a scenario's machine or another that it would be on."""
     from clustersim.collectives.base import Group
     from clustersim.collectives.nccl.uneven import of_group
 

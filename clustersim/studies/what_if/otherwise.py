@@ -16,13 +16,14 @@ from clustersim.explain.advice import NO_ROOM, roomy
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.explain import Explanation
+from clustersim.explain.knobs import WIDER
 from clustersim.explain.pieces import PieceState, workers
 from clustersim.explain.step_words import LossRemedy
 from clustersim.explain.whatif import PER_SAMPLE
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.run.held import held
-from clustersim.scenario.run.running import Prepared
-from clustersim.studies.what_if.rerun import larger_batch, rerun_saving, step_time
+from clustersim.scenario.run.running import Prepared, of_uneven_nodes
+from clustersim.studies.what_if.rerun import larger_batch, rerun_saving, step_time, widened
 from clustersim.studies.what_if.turned import ChoiceOutcome, short, turned
 
 NOTHING = 5e-4
@@ -82,7 +83,7 @@ def otherwise(
         again = _again(prepared, timeline, explanation, asked, doing)
         doing("running again with other choices")
         choices = turned(prepared, timeline)
-    return RerunAnswer(again, choices, _bounds(explanation, again, None if prepared is None else _room(prepared)))
+    return RerunAnswer(again, choices, _bounds(explanation, again, prepared))
 
 
 def _again(
@@ -120,9 +121,10 @@ def _with_room(text: str, room: Verdict) -> str:
     return roomy(text, room.state, room.use.total, room.room, room.runs_out)
 
 
-def _bounds(explanation: Explanation, again: dict[str, float], room: Verdict | None) -> list[str]:
+def _bounds(explanation: Explanation, again: dict[str, float], prepared: Prepared | None) -> list[str]:
     """What each knob saves, where it was run again, the most first, or would save at most; those that save nothing in
-    one sentence, and at last what memory has no ``room`` for."""
+    one sentence, and at last what memory has no room for."""
+    room = None if prepared is None else _room(prepared)
     table = explanation.whatif
     row_of = {text: i for i, text in enumerate(table["text"].tolist())}
     bound_texts: list[tuple[float, str]] = []
@@ -144,6 +146,7 @@ def _bounds(explanation: Explanation, again: dict[str, float], room: Verdict | N
             idle[knob in again].append(name)
         else:
             told = _run_again(text, saved) if knob in again else text
+            told += _rings_then(prepared, knob) if prepared is not None and saved < 0 else ""
             told = _with_room(told, room) if knob == "batch" and room is not None else told
             bound_texts.append((saved, told))
     lines = [text for _, text in sorted(bound_texts, key=lambda pair: -pair[0])]
@@ -151,6 +154,17 @@ def _bounds(explanation: Explanation, again: dict[str, float], room: Verdict | N
         if names:
             lines.append(f"{', '.join(names)}: nothing{' (run again)' if rerun else ''}")
     return lines
+
+
+def _rings_then(prepared: Prepared, knob: str) -> str:
+    """Why wider links make a step longer, where nodes differ and NCCL's search of the wider machine finds other rings:
+    one node's more at less speed, of which all take the speed. Empty where that is not the reason."""
+    if knob not in WIDER:
+        return ""
+    machine = widened(prepared.topology, {knob: FACTOR})
+    sentences = of_uneven_nodes(prepared.scenario, machine, prepared.mesh)
+    changed = [text for text in sentences if text not in prepared.notes]
+    return f": then {'; '.join(changed)}" if changed else ""
 
 
 def _run_again(text: str, saved: float) -> str:
