@@ -20,7 +20,7 @@ from clustersim.studies.plan.sites import machines_of
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.untried import offloads
 from clustersim.studies.plan.verdict import _cramped
-from clustersim.studies.plan.why import _roomy_rank, fate_rank, fit_of, why_lost
+from clustersim.studies.plan.why import _gains_of_risky, _roomy_rank, fate_rank, fit_of, why_lost
 
 TIGHT = {
     "title": "GPT-2 XL on 80 GB",
@@ -231,3 +231,28 @@ def test_a_machine_without_a_price_is_not_called_dearer(priced, words, monkeypat
     monkeypatch.setattr("clustersim.studies.plan.places.beats", lambda best, found: None)
     best = SimpleNamespace(on_front=False, counts=True, state="simulated", priced=priced)
     assert _why(best, [best], SimpleNamespace(title=lambda option: "b")).endswith(f"b is no worse {words}")
+
+
+def test_a_strategy_with_its_numbers_is_settled_by_what_has_room_alone(looked_at):
+    """Of bf16 on 96 H200, 33 % slower than fp8 by what may run out, the best with room was TP 8, 46 % slower, and what
+    took 30 % longer and had room was never run: its sort had had its runs."""
+    split = [option for option in looked_at.options if option.bound and option.candidate.form.split]
+    roomy = next(option for option in split if not option.bound.tight)
+    place = looked_at.sieve.place(roomy.candidate)
+    sort = roomy.candidate.form.sort
+    fast = [2.0 * -looked_at.best[roomy.candidate.number][0]] * FINALISTS
+    looked_at._rates[place, "", True] = fast
+    looked_at._rates[place, sort, True] = fast
+    assert not looked_at._settled(roomy, roomy, rough=True)
+    looked_at._roomy_rates[place, sort, True] = fast
+    assert looked_at._settled(roomy, roomy, rough=True)
+
+
+def test_what_may_run_out_says_what_it_has_before_the_fastest_with_room():
+    """ "may run out (54 %)" was all that was said of why an option is worth having."""
+    front = [_option(0, 4.0, 0.0), _option(1, 3.9, 0.6), _option(2, 3.9, 0.6)]
+    for option, energy in zip(front, (2.0, 1.8, 2.0), strict=True):
+        option.objectives = (-option.rate, 1.0, 8.0, energy)
+    found = SimpleNamespace(front=front, tokens=True)
+    assert _gains_of_risky(front[1], found) == ["10.0% less energy per token than the fastest with room"]
+    assert _gains_of_risky(front[2], found) == []

@@ -79,6 +79,7 @@ class KnownCandidates:
         self.best: dict[int, tuple[float, ...]] = {}
         self.runs, self.whole = 0, Counter[tuple[Place, float]]()
         self._rates: defaultdict[tuple[Place, str, bool], list[float]] = defaultdict(list)
+        self._roomy_rates: defaultdict[tuple[Place, str, bool], list[float]] = defaultdict(list)
         self._better = ParetoObjectives()
         self.seq_len = 1
         self.tokens = True
@@ -253,7 +254,9 @@ class KnownCandidates:
         place = self.sieve.place(option.candidate)
         fastest_possible = -self.best[option.candidate.number][0]
         rates_there = self._rates[place, "", rough]
-        alike = self._rates[place, option.candidate.form.sort, rough]
+        sort_here = place, option.candidate.form.sort, rough
+        # What may run out of memory is no answer for its sort where another has room.
+        alike = self._rates[sort_here] if self._tight(option) else self._roomy_rates[sort_here]
         enough = (
             len(rates_there) >= (OUTSIDE if rough else FINALISTS) or max(rates_there, default=0.0) >= fastest_possible
         )
@@ -281,8 +284,11 @@ class KnownCandidates:
             slack = ROUGH if rough else 0.0
             if rough:
                 self.best[number] = at_worst(option.objectives, -ROUGH / (1 + ROUGH))
+            place = self.sieve.place(option.candidate)
             for sort in ("", option.candidate.form.sort):
-                self._rates[self.sieve.place(option.candidate), sort, rough].append(option.rate)
+                self._rates[place, sort, rough].append(option.rate)
+            if not self._tight(option):
+                self._roomy_rates[place, option.candidate.form.sort, rough].append(option.rate)
             if not option.reason:
                 worst = at_worst(option.objectives, slack)
                 tight = self._tight(option)

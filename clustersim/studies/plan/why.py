@@ -16,6 +16,8 @@ AS_FAST = "as fast"
 EVEN = 0.005
 """Of rates that differ by less than this share neither is called slower: it would print as 0 %."""
 FEWEST = "the fewest GPUs"
+TOLD = 5e-4
+"""Gains below this share print as nothing."""
 NAMES = (FASTEST, "the cheapest per {unit}", FEWEST, "the least energy per {unit}")
 """Of the front's objectives, in order."""
 
@@ -33,7 +35,7 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
         and math.isfinite(option.robust[k])
     ]
     if not option.has_room:
-        best.append(fit_of(option))
+        best += [*([] if best else _gains_of_risky(option, searched)), fit_of(option)]
     elif option is front[0] and best[:1] != [FASTEST]:
         best.insert(0, f"{searched.fastest} with room in memory")
     if best:
@@ -64,6 +66,23 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     if ahead < 0:  # the order is of what an option reaches at the least
         return f"{gains} than the next surely faster; itself predicted {-ahead:.0%} above it, +-{option.error:.0%}"
     return f"{gains} than the next faster, which is {ahead:.1%} faster"
+
+
+def _gains_of_risky(option: PlanOption, searched: SearchResult) -> list[str]:
+    """What an option of the front that may run out of memory has before the fastest one with room; nothing where none
+    has room, and where all that it has is within what is told of figures."""
+    fastest = searched.front[0]
+    if not fastest.has_room:
+        return []
+    unit = "token" if searched.tokens else "sample"
+    cheaper = 1 - option.objectives[1] / fastest.objectives[1] if option.priced and fastest.priced else 0.0
+    gains = {
+        "faster": option.rate / fastest.rate - 1,
+        f"cheaper per {unit}": cheaper,
+        f"less energy per {unit}": 1 - option.objectives[3] / fastest.objectives[3],
+    }
+    texts = [f"{gain:.1%} {word}" for word, gain in gains.items() if gain >= TOLD]
+    return [f"{' and '.join(texts)} than the fastest with room"] if texts else []
 
 
 def _outrun(option: PlanOption, searched: SearchResult) -> bool:
