@@ -16,6 +16,7 @@ from clustersim.app.report.pages import rendered
 from clustersim.app.report.study import holds_study, study_html
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.ranges import of_step
+from clustersim.scenario.file.plan_option import option_of
 from clustersim.studies import plan as planner
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.plan import of_sweep
@@ -282,3 +283,28 @@ def test_an_option_of_a_plan_is_read_from_anywhere(planned, tmp_path, monkeypatc
     monkeypatch.chdir(planned)
     done = CliRunner().invoke(cli, ["memory", str(tmp_path / "out"), "--option", "1"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+
+
+def test_what_was_run_beside_the_front_of_a_plan_has_numbers_behind_it(tmp_path, monkeypatch):
+    """What was told to be as fast as the front's first could not be run: it had no number."""
+    plan = (
+        f'title = "R"\n[model]\n{OWN[1]}\ndtype = "bf16"\n[[machines]]\ntopology = "hgx-a100"\nnodes = [1]\n'
+        '[batch]\nsamples = [64, 64]\n[try]\nmicro_batch_size = [8]\nactivation_checkpointing = ["none"]\n'
+        '[[try.strategies]]\nkind = "ddp"\n[[try.strategies]]\nkind = "fsdp"\n'
+    )
+    (tmp_path / "mine.toml").write_text(plan)
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(cli, ["plan", "mine.toml", "--out", "out", "--jobs", "1", "--exhaustive"]).output
+    answer = json.loads((tmp_path / "out" / "plan.json").read_text())
+    others = [row for row in answer["alternatives"] if row["rate"]]
+    first = 1 + len(answer["front"])
+    assert others
+    assert f"{first}. " in told
+    monkeypatch.chdir("/")  # it is found from anywhere, as the front is
+    scenario, name = option_of(tmp_path / "out", first)
+    assert name == others[0]["option"]
+    assert scenario.file.strategy["kind"] in name
+    assert scenario.program().roles
+    with pytest.raises(ScenarioError, match="others were run, so there is no 99"):
+        option_of(tmp_path / "out", 99)

@@ -33,7 +33,7 @@ option_option: Decorator = click.option(
     "--option",
     "place",
     type=click.IntRange(min=1),
-    help="Of a plan's folder: which option of its front, fastest first.  [1]",
+    help="Of a plan's folder: the number of an option, as plan prints it.  [1]",
 )
 ranks_option: Decorator = click.option(
     "--ranks", "--rank", "ranks", multiple=True, metavar="0-7,12", help="Only these ranks; may be repeated."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ def plan(
     folder = planner.folder_for(read, path, out)
     title = read.title or path.stem
     wrote = [f"{out}/results.jsonl", *written_study(folder, planner.FILE, result, pictures(result))]
-    say_study(result, out, page, as_json, lambda pages: _print(title, result, len(searched.options), wrote + pages))
+    say_study(result, out, page, as_json, lambda pages: _print(title, result, out, wrote + pages))
 
 
 def _launch(front: list[ChosenRow], out: Path) -> str:
@@ -81,14 +81,14 @@ def _launch(front: list[ChosenRow], out: Path) -> str:
     return f"clustersim export-config {out} --to {to} -o launch{suffix}"
 
 
-def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> None:
+def _print(title: str, result: PlanAnswer, out: Path, wrote: list[str]) -> None:
     from clustersim.app.report.plan import failures, robust
 
     console = stdout()
     console.say(result.verdict)
     unit = result.unit
     figures = ("GPUs", f"{unit}/s", "MFU", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
-    console.print(number_table(title, ("option", *figures), ((row.option, *_cells(row)) for row in result.front)))
+    console.print(number_table(title, ("option", *figures), _numbered(result.front, 1)))
     if len(result.places) > 1:
         _print_places(console, result, figures)
     if rivals := [row for row in result.alternatives if row.rate]:
@@ -96,7 +96,7 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
             number_table(
                 "the best with another degree, strategy or dtype",
                 ("option", *figures),
-                ((row.option, *_cells(row)) for row in rivals),
+                _numbered(rivals, 1 + len(result.front)),
             )
         )
     for part in (*failures(result), *robust(result)):
@@ -114,11 +114,18 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
         console.say(*(f"- {row.option}: {row.why}" for row in rows))
     console.say(*(f"! {warning}" for warning in result.warnings))
     counts = ", ".join(f"{n:,} {label}" for label, n in result.counts.items() if n)
-    console.say(f"{options:,} options: {counts}")
+    console.say(f"{sum(result.counts.values()):,} options: {counts}")
+    if result.front:
+        console.say(f"run one by its number: clustersim run {out} --option 1 (so do explain, memory, export-config)")
     if result.launch:
         console.say(f"launch it: {result.launch}")
     console.say(*(f"assumed: {line}" for line in result.assumptions))
     console.say(f"wrote {', '.join(wrote)}")
+
+
+def _numbered(rows: Sequence[PlanRow], first: int) -> Iterator[tuple[str, ...]]:
+    """Rows of a table of options, each with the number that --option takes."""
+    return ((f"{number}. {row.option}", *_cells(row)) for number, row in enumerate(rows, first))
 
 
 def _print_places(console: Terminal, result: PlanAnswer, figures: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ def plan_page(answer: PlanAnswer) -> Page:
             items=[(row.option, row.why) for row in answer.tempting],
         ),
         _scaling(answer),
-        PageSection("not", "Why not the others", items=[(row.option, row.why) for row in answer.alternatives]),
+        PageSection("not", "Why not the others", items=_others(answer)),
         PageSection("launch", "Launch it", items=[("", answer.launch)] if answer.launch else []),
         PageSection("assumed", "Assumptions", items=[("", text) for text in answer.assumptions]),
         PageSection("all", "All options", [counted], grid=_plan_options(answer)),
@@ -60,9 +60,19 @@ def _front(answer: PlanAnswer) -> PageSection:
         "Worth having",
         [sentence] if front.rows else [],
         both(lambda: front_figure(answer), "front"),
-        [(row.option, row.why) for row in answer.front],
+        [(f"{number}. {row.option}", row.why) for number, row in enumerate(answer.front, 1)],
         front,
     )
+
+
+def _others(answer: PlanAnswer) -> list[tuple[str, str]]:
+    """What is told beside the front, what was run with the number that --option takes."""
+    items = []
+    place = len(answer.front)
+    for row in answer.alternatives:
+        place += bool(row.rate)
+        items.append((f"{place}. {row.option}" if row.rate else row.option, row.why))
+    return items
 
 
 def _map(answer: PlanAnswer) -> PageSection:

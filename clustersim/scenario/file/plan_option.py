@@ -1,4 +1,5 @@
-"""The scenarios of a plan's answer: each option of its front keeps the tables that it was simulated with.
+"""The scenarios of a plan's answer: each option of its front, and each other that is told beside it and was run, keeps
+the tables that it was simulated with.
 
 Any command that takes a scenario takes one of these. To read one back needs nothing of the search that found it.
 """
@@ -26,24 +27,41 @@ class _PlanScenario(msgspec.Struct, frozen=True):
     option: str = ""
 
 
-class _FrontRows(msgspec.Struct, frozen=True):
+class _OtherOption(msgspec.Struct, frozen=True):
+    scenario: Table | msgspec.UnsetType = msgspec.UNSET
+    path: str = ""
+    option: str = ""
+
+
+class _NumberedRows(msgspec.Struct, frozen=True):
     front: list[_PlanScenario]
+    alternatives: list[_OtherOption] = []
 
 
 def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple[Scenario, str]:
-    """The option of a plan's folder that is ``place``-th on its front, from 1, and its name.
+    """The option of a plan's folder that has number ``place``, and its name: those of the front from 1, then the others
+    that were run, in the order in which they are told.
 
     Raises :class:`ScenarioError` where there is none.
     """
     file = folder / FILE
     if not file.is_file():
         raise ScenarioError(_no_plan(folder))
-    front = decoded(text_of(file, ScenarioError), _FrontRows, f"{file}: is damaged", ScenarioError).front
-    if not front:
+    kept = decoded(text_of(file, ScenarioError), _NumberedRows, f"{file}: is damaged", ScenarioError)
+    if not kept.front:
         raise ScenarioError(f"{file}: has no front; did any option fit?")
-    if place > len(front):
-        raise ScenarioError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
-    row = front[place - 1]
+    others = [
+        _PlanScenario(other.scenario, other.path, other.option)
+        for other in kept.alternatives
+        if not isinstance(other.scenario, msgspec.UnsetType)
+    ]
+    rows = [*kept.front, *others]
+    if place > len(rows):
+        beside = f" and {len(others)} others were run" if others else ""
+        raise ScenarioError(
+            f"{file}: the front has {len(kept.front)} options{beside}, so there is no {place} (at --option)"
+        )
+    row = rows[place - 1]
     return from_table(row.scenario, os.path.normpath(folder / row.path), changes), row.option
 
 

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import UNSET, structs
 
@@ -32,6 +33,7 @@ from clustersim.studies.plan.why import (
 )
 
 Pair = tuple[int, int]
+OptionRow = TypeVar("OptionRow", ChosenRow, ReasonedRow)
 STATES = {
     "simulated": "simulated",
     "memory": "do not fit",
@@ -62,7 +64,12 @@ def told(plan: PlanFile, searched: SearchResult, path: str | Path = "plan.toml")
             ReasonedRow(**_row(option, searched), why=why_tempting(option, searched)) for option in searched.tempting
         ],
         alternatives=[
-            ReasonedRow(**_row(alternative, searched), why=why_lost(alternative, searched))
+            ReasonedRow(
+                **_row(alternative, searched),
+                why=why_lost(alternative, searched),
+                scenario=override(base(plan), alternative.candidate.changes) if alternative.rate else UNSET,
+                path=str(path) if alternative.rate else "",
+            )
             for alternative in alternatives(searched)
         ],
         warnings=[
@@ -88,13 +95,16 @@ def kept(answer: PlanAnswer, out: Path) -> PlanAnswer:
     """The answer as the folder ``out`` keeps it: where plans are read is told from there, so that an option is found
     from anywhere."""
 
-    def moved(row: ChosenRow) -> ChosenRow:
-        """A row whose path starts in ``out``."""
+    def moved(row: OptionRow) -> OptionRow:
+        """A row whose path starts in ``out``; one without a path as it is."""
+        if not row.path:
+            return row
         path = row.path if Path(row.path).is_absolute() else os.path.relpath(row.path, out)
         return structs.replace(row, path=path)
 
     places = [row if row.best is None else structs.replace(row, best=moved(row.best)) for row in answer.places]
-    return structs.replace(answer, front=[moved(row) for row in answer.front], places=places)
+    rivals = [moved(row) for row in answer.alternatives]
+    return structs.replace(answer, front=[moved(row) for row in answer.front], alternatives=rivals, places=places)
 
 
 def _places(plan: PlanFile, found: SearchResult, path: str | Path) -> Iterator[PlaceRow]:

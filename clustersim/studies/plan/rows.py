@@ -49,9 +49,12 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasonedRow(PlanRow, frozen=True, kw_only=True):
-    """An option, and ``why`` it is where it is."""
+    """An option, and ``why`` it is where it is; of one that was run, roughly at least, its ``scenario`` and the
+    ``path`` of the plan, as a :class:`ChosenRow` has them."""
 
     why: str
+    scenario: Table | UnsetType = UNSET
+    path: str = ""
 
 
 class FateRow(PlanRow, frozen=True, kw_only=True):
