@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.core.device import SPREADS, _inherit, device, devices, families
-from clustersim.core.device_names import device_from_text
+from clustersim.core.device_names import device_from_text, other_parts
 from clustersim.core.errors import TopologyError
 from clustersim.core.texts import data_table
 from clustersim.core.units import parse_bytes
@@ -247,3 +247,21 @@ def test_an_unknown_device_is_told_the_nearest_or_every_name_but_no_alias():
         device("zzzzzzzz")
     names = str(told.value).partition("known: ")[2].split(", ")
     assert sorted(names) == sorted(devices())
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "others"),
+    [
+        ("A100-80", "A100-SXM4-80GB", ["A100-PCIe-80GB"]),  # was taken for 40 GB, in hgx-a100-4gpu-4x200g
+        ("A100-40", "A100-SXM4-40GB", ["A100-PCIe-40GB"]),
+        ("V100-32", "V100-SXM2-32GB", ["V100-SXM3-32GB", "V100-PCIe-32GB"]),
+        ("h100-94gb", "H100-NVL-94GB", []),
+        ("H100 80", "H100-SXM5-80GB", ["H100-PCIe-80GB"]),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB", []),
+        ("8 x V100", "V100-SXM2-16GB", ["V100-SXM2-32GB", "V100-SXM3-32GB", "V100-PCIe-16GB", "V100-PCIe-32GB"]),
+    ],
+)
+def test_memory_that_a_gpus_name_has_without_its_unit_counts(text, name, others):
+    taken = device_from_text(text)
+    assert taken.name == name
+    assert other_parts(text, taken) == others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from clustersim.core.device import Device, by_name, devices
 from clustersim.core.errors import TopologyError, nearest
@@ -22,8 +23,8 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
     ``pcie`` chooses a PCIe (True) or SXM (False) board where the text does not say. Raises :class:`TopologyError` where
     no known chip is named.
 
-    >>> device_from_text("LambdaCloud V100 16GB").name
-    'V100-SXM2-16GB'
+    >>> device_from_text("LambdaCloud V100 16GB").name, device_from_text("A100-80").name
+    ('V100-SXM2-16GB', 'A100-SXM4-80GB')
     """
     bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
     board = "pcie" if re.search(r"pci", text, re.I) else "sxm" if re.search(r"sxm|dgx|hgx", text, re.I) else ""
@@ -31,10 +32,10 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
         if (board or pcie is None) and candidate.strip().lower() in by_name():
             return by_name()[candidate.strip().lower()]
     parts = _parts(text)
-    memory = re.search(r"(\d+)\s*GB", text)
     generation = re.search(r"sxm\d", text, re.I)
     board = board or {True: "pcie", False: "sxm", None: ""}[pcie]
-    gib, sxm = int(memory[1]) if memory else 0, generation[0].lower() if generation else "none"
+    gib = _memory_of(text, parts)
+    sxm = generation[0].lower() if generation else "none"
 
     def fit(d: Device) -> tuple[bool, bool, bool]:
         """How well a device fits the text; larger is better."""
@@ -62,9 +63,20 @@ def other_parts(text: str, taken: Device) -> list[str]:
     >>> other_parts("A100 80GB", taken), other_parts("A100-SXM4-80GB", taken)
     (['A100-PCIe-80GB'], [])
     """
-    words = {word.replace(" ", "") for word in re.findall(r"\b\d+ *gb|pcie|sxm", text.lower())}
-    others = [d.name for d in _parts(text) if d != taken]
+    parts = _parts(text)
+    memory = _memory_of(text, parts)
+    words = {*re.findall(r"pcie|sxm", text.lower()), *([f"{memory}gb"] if memory else [])}
+    others = [d.name for d in parts if d != taken]
     return [name for name in others if all(word in name.lower() for word in words)] if text != taken.name else []
+
+
+def _memory_of(text: str, parts: Sequence[Device]) -> int:
+    """The memory [GB] that a text names, with its unit, or without where one of the ``parts`` has so much; else 0."""
+    if named := re.search(r"(\d+)\s*GB", text, re.I):
+        return int(named[1])
+    sizes = {int(size) for part in parts for size in re.findall(r"(\d+)GB", part.name)}
+    bare = (int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.])", text))
+    return next((number for number in bare if number in sizes), 0)
 
 
 def _tokens(text: str) -> list[str]:
