@@ -336,7 +336,7 @@ def test_globs_and_links_can_be_changed() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (Change("node0/nic9", factor=0.5), "no vertex matches 'node0/nic9'; did you mean 'node0/nic"),
+        (Change("node0/nic9", factor=0.5), "no vertex matches 'node0/nic9'; there are node0/nic0, node0/nic1"),
         (Change("leaf99", remove=True), "no vertex matches 'leaf99'; did you mean 'leaf"),
         (Change("node0/gpu0 -> node1/gpu0", factor=0.5), "no link matches"),
         (Change("node0/nic0", factor=0.0), "must be above zero; use remove"),

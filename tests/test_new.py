@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -423,3 +424,11 @@ def test_experts_that_are_said_to_be_inside_a_node_are(clustersim, tmp_path, mod
     assert prepared.split.parallel.tp > 1
     by_dim = {row.dims: row for row in rows(prepared.topology, prepared.mesh)}
     assert by_dim[("ep",)].nodes == 1
+
+
+def test_comments_behind_short_values_stand_one_below_the_other(tmp_path, clustersim):
+    file = tmp_path / "s.toml"
+    assert clustersim("new", "scenario", file, "--model", "gpt2", "--topology", "pcie-rtxpro6000").returncode == 0
+    lines = [line for line in file.read_text("utf-8").splitlines() if re.match(r"\w[^#]*  +# ", line)]
+    places = {line.index("# ") for line in lines if len(line.split("  ")[0]) <= 28}
+    assert places == {29}

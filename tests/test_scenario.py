@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from clustersim import scenario
@@ -255,3 +257,18 @@ def test_a_table_of_changes_leaves_the_files_other_fields_as_they_are(table):
     wanted = scenario.load(name, dotted).inputs()
     assert scenario.load(name, {table: fields}).inputs() == wanted
     assert scenario.load(name).changed({table: fields}).inputs() == wanted
+
+
+def test_a_scenario_is_loaded_from_its_tables_which_stay_as_they_are():
+    """A dict was taken for a name, and all shipped scenarios were listed."""
+    tables = {
+        "cluster": {"topology": "dgx-1v"},
+        "model": {"name": "resnet50"},
+        "strategy": {"kind": "ddp", "micro_batch_size": 8},
+    }
+    before = json.dumps(tables)
+    loaded = scenario.load(tables, {"cluster.gpus_per_node": 2})
+    assert (loaded.file.cluster.gpus_per_node, loaded.config.micro_batch_size) == (2, 8)
+    assert json.dumps(tables) == before
+    with pytest.raises(ScenarioError, match="unknown field 'nodez'"):
+        scenario.load(tables | {"cluster": {"topology": "dgx-1v", "nodez": 2}})

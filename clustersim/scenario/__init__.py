@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -167,12 +168,13 @@ class Scenario:
         return self.prepare().run(progress)
 
 
-def load(path: str | Path, changes: Changes | None = None) -> Scenario:
-    """A scenario from a file, or a shipped one by name.
+def load(path: str | Path | Table, changes: Changes | None = None) -> Scenario:
+    """A scenario from a file, a shipped one by name, or from its tables.
 
     Parameters
     ----------
-    path : a ``.toml`` file, or a name such as ``"ddp_resnet50_1x8_v100"``.
+    path : a ``.toml`` file, a name such as ``"ddp_resnet50_1x8_v100"``, or the tables of a file as a dict, in which
+        relative paths start at the working folder.
     changes : dotted field -> value, such as ``{"cluster.nodes": 4}``; applied before anything is checked. A table of
         ``cluster``, ``model`` or ``run`` sets its fields beside the file's; another is set whole.
 
@@ -180,6 +182,8 @@ def load(path: str | Path, changes: Changes | None = None) -> Scenario:
     ------
     ScenarioError : naming file, field, value and what would be right.
     """
+    if isinstance(path, dict):
+        return from_table(copy.deepcopy(path), changes=by_field(changes or {}))
     file = find(path)
     return from_table(read_toml(file), file, by_field(changes or {}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from clustersim.core.texts import short
 if TYPE_CHECKING:
     from clustersim.training.parallel import ModelShape
 
+COMMENTS = 28
+"""Characters of a line before the blank and the comment behind its value, where the value is shorter."""
 NO_DEVICE = '# device = "..."             # another GPU in the same sockets; `clustersim list devices`\n'
 """The line of ``[cluster]`` where the machine keeps its own GPUs."""
 
@@ -190,7 +193,13 @@ def length_line(name: str, file: Path, seq_len: int | None = None) -> str:
 def filled(draft: str, /, **values: object) -> str:
     """A shipped draft of a file, with these values in it."""
     text = (data_path("data") / "new" / f"{draft}.txt").read_text("utf-8")
-    return Template(text).substitute(values).rstrip() + "\n"
+    return _aligned(Template(text).substitute(values).rstrip()) + "\n"
+
+
+def _aligned(text: str) -> str:
+    """A file's lines with the comments behind short values one below the other, however long the values are."""
+    short_value = rf"^(\w[^#\n]{{0,{COMMENTS - 1}}}?) {{2,}}# "
+    return re.sub(short_value, lambda line: f"{line[1]:<{COMMENTS}} # ", text, flags=re.MULTILINE)
 
 
 def model_line(name: str, file: Path) -> str:

@@ -11,11 +11,13 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Bools, Ints
-from clustersim.core.errors import TopologyError, nearest, several
+from clustersim.core.errors import TopologyError, few, nearest, several
 from clustersim.core.memo import kept_with_first
 from clustersim.core.topology import GPU, NIC, NodeType, Topology
 from clustersim.core.units import format_bandwidth
 
+MOST_NAMED = 8
+"""Parts of one kind that an error names."""
 FIRST_NODE = "node0/"
 """What names of the first node's parts begin with."""
 HOST_LINKS = ("pcie", "c2c")
@@ -183,6 +185,10 @@ def _hint(topology: Topology, match: str) -> str:
         return f"did you mean '{inside}', or 'node*/{match}' of every node?"
     head = match.rsplit("/", 1)[0] + "/" if "/" in match else ""
     near = [name for name in topology.vertex_names if name.startswith(head) and ("/" in name) == bool(head)]
+    stem = match.rstrip("0123456789")
+    alike = [name for name in near if stem != head and name.rstrip("0123456789") == stem]
+    if head and alike:  # a NIC by a number that it has not: which there are
+        return f"there are {few(alike, MOST_NAMED)}" if len(alike) > 1 else f"there is {alike[0]} alone"
     return nearest(match, near or [name for name in topology.vertex_names if name.startswith(FIRST_NODE)])
 
 
