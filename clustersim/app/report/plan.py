@@ -44,7 +44,7 @@ def plan_page(answer: PlanAnswer) -> Page:
         ),
         _scaling(answer),
         PageSection("not", "Why not the others", items=_others(answer)),
-        PageSection("launch", "Launch it", items=[("", answer.launch)] if answer.launch else []),
+        PageSection("launch", "Launch it", items=_launch(answer)),
         PageSection("assumed", "Assumptions", items=[("", text) for text in answer.assumptions]),
         PageSection("all", "All options", [counted], grid=_plan_options(answer)),
     ]
@@ -63,6 +63,16 @@ def _front(answer: PlanAnswer) -> PageSection:
         [(f"{number}. {row.option}", row.why) for number, row in enumerate(answer.front, 1)],
         front,
     )
+
+
+def _launch(answer: PlanAnswer) -> list[tuple[str, str]]:
+    """The command that writes the fastest option's launch files, and how another option is named."""
+    if not answer.launch:
+        return []
+    return [
+        ("", f"`{answer.launch}`"),
+        ("", "Another option by its number, of this, run, explain or memory: `--option 2`"),
+    ]
 
 
 def _others(answer: PlanAnswer) -> list[tuple[str, str]]:
