@@ -1,9 +1,12 @@
 """What NCCL's own lines in a benchmark's log say was set is what the log's rows are played with."""
 
 import pytest
+from click.testing import CliRunner
 
+from clustersim.app.cli import cli
 from clustersim.calibrate.beside_machine import beside_machine
 from clustersim.files import traces
+from clustersim.files.traces.nccl_tests_log import OWN_LINES
 
 HOST = "h100-1:100:200 [0] NCCL INFO "
 NVLS = ("nvls", "nvls_tree")
@@ -56,3 +59,13 @@ def test_rccl_says_its_version_as_nccl_does(tmp_path):
     path = log(tmp_path / "rccl.log", first_line=first_line)
     assert {row.version for row in traces.read(path).rows} == {"2.27.7"}
     assert not any("does not say its NCCL" in doubt for doubt in expected(path, "hgx-mi300x").doubts)
+
+
+def test_what_trace_tells_below_the_rows_is_announced_by_others_alone(tmp_path):
+    """`clustersim trace` said that `clustersim trace` tells below the rows what NCCL's lines say."""
+    path = log(tmp_path / "own.log", "comm 0x1 rank 0 nranks 8 cudaDev 0 - Init COMPLETE", ENABLED)
+    assert any(OWN_LINES in note for note in traces.read(path).notes)
+    for words in ((), ("--topology", "hgx-h100")):
+        told = CliRunner().invoke(cli, ["trace", str(path), *words]).output
+        assert OWN_LINES not in told
+        assert "16 nvls" in told

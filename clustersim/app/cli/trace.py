@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,11 +77,14 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
     from clustersim.core.timeline import Timeline
     from clustersim.files import traces
     from clustersim.files.traces import digest, nccl_debug
+    from clustersim.files.traces.nccl_tests_log import OWN_LINES
 
     if fmt is None and is_chakra(files):
         raise ClusterSimError(f"{files[0]}: a Chakra trace is a program, which `clustersim replay` plays")
     with working(f"reading {len(files)} file(s)"):
         read = traces.read(files, format=fmt)
+        if isinstance(read, traces.Samples):  # what is below the rows needs no word of where to find it
+            read = replace(read, notes=tuple(note for note in read.notes if OWN_LINES not in note))
         beside = None
         if topology and isinstance(read, traces.Samples):
             _no_capture(files, fmt)

@@ -48,6 +48,8 @@ _CELL = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?|N/A|nan|inf")
 _VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)|[rn]ccl-library=(\d+)")
 _TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
 UNNAMED = "a collective the log does not name (write the command, such as all_gather_perf, above)"
+OWN_LINES = "NCCL's own lines are in it, too: `clustersim trace` tells below the rows what they say"
+"""A note for those who read the rows alone."""
 UNPLAYED = "hypercube"
 """The one program of nccl-tests whose collective is none that is known: NCCL's sends between neighbours of a cube."""
 _HEADER = ("size", "count", "type")
@@ -125,7 +127,7 @@ def _ending(path: Path, sieve: SampleSieve, *, own: bool) -> Iterator[str]:
     if not sieve.rows and not sieve.skipped:
         yield f"{path}: the table is empty: the run ended before its first row"
     if own:
-        yield f"{path}: NCCL's own lines are in it, too: `clustersim trace` tells below the rows what they say"
+        yield f"{path}: {OWN_LINES}"
 
 
 def _ask(where: str, sieve: SampleSieve, notes: list[str]) -> None:
