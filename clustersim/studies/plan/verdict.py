@@ -99,7 +99,10 @@ def _lead(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     named = f"{_place(rival, plan, searched)}{_spend(rival, unit)}{_risk(rival)}{roughly}"
     if ahead < 0:
         return f" {named}, looks {-ahead / (1 + ahead):.1%} faster; {apart}."
-    return f" What is taken is {ahead:.1%} faster than the next best of another kind, {named}; {apart}."
+    # The table may have a faster one that may run out: this is not the next of all.
+    outrun = rival.has_room and any(option.rate > rival.rate for option in rivals)
+    kind = f"another kind{' with room in memory' if outrun else ''}"
+    return f" What is taken is {ahead:.1%} faster than the next best of {kind}, {named}; {apart}."
 
 
 def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
