@@ -21,7 +21,17 @@ from clustersim.files import traces
 from clustersim.files.traces.profiled import BACKEND
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.studies.diagnosis import Site, Suspect, diagnose, profile_findings
-from clustersim.studies.diagnosis.answer import ALONE, CONFIDENT, NEXT, SOURCES, TELLS, _decides, _told, judged
+from clustersim.studies.diagnosis.answer import (
+    ALONE,
+    CONFIDENT,
+    NEXT,
+    NEXT_ON_CPU,
+    SOURCES,
+    TELLS,
+    _decides,
+    _told,
+    judged,
+)
 from clustersim.studies.diagnosis.courses import AGAIN, GROWS, ONCE, STAYS, course_of
 from clustersim.studies.diagnosis.profile_findings import ProfiledSteps
 from clustersim.studies.diagnosis.suspects import ANOTHER, LINKS_SLOW, NOTHING, by_kind, finding, ranked
@@ -366,3 +376,10 @@ def test_where_every_file_is_given_what_is_next_on_a_cpu_names_no_tool_of_gpus()
     assert "OMP_NUM_THREADS" in text
     assert "nvidia-smi" not in text
     assert "nvidia-smi" in _decides(*on_gpu, list(SOURCES))
+
+
+def test_who_blames_a_slow_rank_is_sent_to_its_batches_too():
+    """A rank with twice the samples was a slow CPU (95 %), and no word sent anybody to its batches: times alone do not
+    tell them apart."""
+    for table in (NEXT, NEXT_ON_CPU):
+        assert "whether its batches are as large as others'" in table["slow_gpu"]

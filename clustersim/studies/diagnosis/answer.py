@@ -41,7 +41,8 @@ ALONE = ("step_timers", "nccl_tests", "nccl_tests_json")
 """Formats whose files are read one by one."""
 
 NEXT = {
-    "slow_gpu": "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER there; swap the GPU, or leave its machine out",
+    "slow_gpu": "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER there; whether its batches are as large as others'; swap the "
+    "GPU, or leave its machine out",
     "hot_gpu": "nvidia-smi -q -d TEMPERATURE,PERFORMANCE there: fans, dust, the inlet; leave its machine out",
     "ecc_stall": "nvidia-smi -q -d ECC,ROW_REMAPPER and Xid 63, 64, 94 in dmesg there; reset the GPU, or swap it",
     "slow_host": "the host there: CPU governor, other processes, PCIe width (nvidia-smi -q), its own nccl-tests",
@@ -72,8 +73,8 @@ NEXT = {
 }
 """What to look at next."""
 NEXT_ON_CPU = {
-    "slow_gpu": "cores that the rank is bound to (taskset -pc), its threads (OMP_NUM_THREADS), other processes there "
-    "(top), governor and clock (turbostat); leave its machine out",
+    "slow_gpu": "whether its batches are as large as others', cores that the rank is bound to (taskset -pc), its "
+    "threads (OMP_NUM_THREADS), other processes there (top), governor and clock (turbostat); leave its machine out",
     "slow_host": "the host there: CPU governor, other processes, its memory (numastat)",
     "dead_rank": "the last lines of its own log, dmesg (out of memory), and the exit code",
     "missing_call": "py-spy dump of it: an exception, a branch or loader that only it has",
