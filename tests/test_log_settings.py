@@ -41,6 +41,7 @@ def test_nvls_that_the_log_says_is_off_is_not_expected(tmp_path, line):
     beside = expected(log(tmp_path / "off.log", line))
     assert not {row.algorithm for row in beside.rows} & set(NVLS)
     assert sum("NVLS) is off: played so" in doubt for doubt in beside.doubts) == 1
+    assert any("what its script set (NCCL_ALGO, NCCL_PROTO)" in doubt for doubt in beside.doubts)
 
 
 def test_an_algorithm_that_the_library_found_set_is_expected(tmp_path):

@@ -51,7 +51,8 @@ def taken_for_granted(samples: Samples, machine: Topology, nodes: int | None = N
     if any(not row.launch for row in rows):
         modes = sorted({usual_launch(machine, nodes_of(row, machine, nodes)) for row in rows if not row.launch})
         yield f"the log does not say how it was started: {', '.join(modes)} is assumed"
-    if rows and not any(row.env for row in rows):
+    # That NVLS is off may be read from channels, which say nothing of what the script set.
+    if rows and all(row.env in {"", "NCCL_NVLS_ENABLE=0"} for row in rows):
         yield ("the log does not say what its script set (NCCL_ALGO, NCCL_PROTO): NCCL's own choice is assumed")
     yield from _of_settings(rows, machine)
     if any(nccl_version(row.version) is None for row in rows):
