@@ -115,12 +115,13 @@ def attention_ratios(rows):
         ("MI300X", "fa2", "Primus-Turbo", 0.03, 0.06),
         ("MI300X", "fa2", "attn-dsl-bench", 0.05, 0.1),
         ("MI300X", "aotriton", "attn-dsl-bench", 0.03, 0.06),
-        ("MI355X", "fa2", "HipKittens", 0.12, 0.14),
+        ("MI355X", "fa2", "HipKittens", 0.15, 0.2),
+        ("MI355X", "aotriton", "HipKittens", 0.25, 0.6),
     ],
 )
 def test_attention_is_as_long_as_measured(gpu, kernel, source, apart, spread):
-    """One publisher's table of Composable Kernel's and AITER's kernels tells another's, on MI300X, to 5 %, and, on a
-    GPU that has its shares of peak, Composable Kernel's to a tenth."""
+    """One publisher's table of Composable Kernel's and AITER's kernels tells another's on MI300X to 5 %. On MI355X the
+    forward of PyTorch's kernels is told by MI300X's share of peak."""
     rows = [row for row in rows_of("amd_attention.csv", gpu=gpu, kernel=kernel) if source in row["source"]]
     middle, width = off(attention_ratios(rows))
     assert abs(middle - 1) < apart

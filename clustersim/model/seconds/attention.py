@@ -14,7 +14,7 @@ of 192 and values of 128 the exponentials are a sixth too few.
 
 Before Ampere and on AMD's the rate is ``E = Emax s / (s + s0)`` as charted for forward and backward together, where
 forward runs at 1.2 E and backward, with 2.5 times the arithmetic, at 0.94 E. AMD's own kernels on MI300X have 1.17 and
-0.945 (medians of 60 shapes, tests/data/amd_attention.csv); of AOTriton's, forward alone was measured.
+0.945 (medians of 60 shapes, tests/data/amd_attention.csv); AOTriton's backward is twice as slow beside its forward.
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ def _charted_rate(
         # The charts are of 16-bit kernels; the memory-efficient kernel does the same arithmetic at the fp32 rate.
         device = where.device
         rate *= device.peak[device.runs_as(where.dtype)] / device.peak.get("fp16", device.peak["fp32"])
-    return rate * (where.constants.chart_backward if backward else where.constants.chart_forward)
+    if not backward:
+        return rate * where.constants.chart_forward
+    own = where.attention_kernel == "aotriton"
+    return rate * (where.constants.aotriton_backward if own else where.constants.chart_backward)
 
 
 def _interpolate(table: Mapping[int, FlashRate], head_dim: int) -> FlashRate:

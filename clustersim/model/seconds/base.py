@@ -72,7 +72,9 @@ class ComputeConstants:
     first_flash, efficient : of FlashAttention-2's rate by the kernel law, what Triton's kernel and FlashAttention-1
         keep (MPT training on A100 and H100 alike, llm-foundry; FlashAttention-1's charts: 0.42 to 0.61), and the
         memory-efficient kernel. chart_forward, chart_backward : where the law has nothing,
-        forward and backward rate over the combined rate of the flash-attention charts.
+        forward and backward rate over the combined rate of the flash-attention charts. aotriton_backward : in place of
+        the latter for PyTorch's kernels on ROCm, whose backward reaches 0.09 to 0.12 of MI355X's peak where Composable
+        Kernel's has 0.11 to 0.21 (tests/data/amd_attention.csv).
     per_tensor : float [s], DDP's cost of one copy of one parameter's gradient, into its bucket or back (ptddp).
         step_overhead : float [s] per step.
     jitter_volta, jitter : relative standard deviation of a rank's step: before Ampere, from what 2 to 16 V100s add to
@@ -109,6 +111,7 @@ class ComputeConstants:
     efficient: float = 0.72
     chart_forward: float = 1.2
     chart_backward: float = 0.94
+    aotriton_backward: float = 0.51
     per_tensor: float = 10e-6
     step_overhead: float = 1e-3
     jitter_volta: float = 0.025
