@@ -21,9 +21,9 @@ OPTIONS = DATA / "megatron_options.txt"
 def judged(option: str, framework: str = "megatron") -> bool:
     """Whether a row, a reason or a list of a framework's table is about an option."""
     table = load(framework)
-    refused = (glob.partition("=")[0] for glob in (*table.refused, *table.unsized))
+    valued = (glob.partition("=")[0] for glob in (*table.refused, *table.unsized, *table.unplayed))
     rows = (name for row in table.every() for name in row.option.split("+"))
-    globs = (*rows, *table.ignored, *table.unplayed, *refused)
+    globs = (*rows, *table.ignored, *valued)
     return any(fnmatchcase(table.aliases.get(option, option), glob) for glob in globs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
@@ -112,12 +112,13 @@ def refuse(
 
     programs : (training script, where) of each command.
     """
-    stated = [(option.where, option.name, key[1], option.value) for key, option in options.items()]
-    stated += [(where, "the command", "program", name) for name, where in programs]
-    for where, written, name, value in stated:
+    stated = [(option.where, option.name, key, option.value) for key, option in options.items()]
+    stated += [(where, "the command", ("", "program"), name) for name, where in programs]
+    beside = [refused for name in table.also for refused in load(name).refused_of_files()]
+    for where, written, (at, name), value in stated:
         words = f"{name}={value}"
         shown_value = "" if value in ([], True) else f" {shown(value)}"
-        for glob, why in table.refused.items():
+        for glob, why in (*table.refused.items(), *(beside if at == "config" else ())):
             if fnmatchcase(words, glob):
                 raise ScenarioError(f"{where}: {written}{shown_value} {why}")
         for glob, why in table.unsized.items():
@@ -195,13 +196,22 @@ def _matching(
             yield from ((part, joined, row.field) for part in parts)
     elif row.option.endswith(".*"):
         own = {name for at, name in known_keys if at == row.at and name not in _KINDS}
+        judged = _judged_below(table, row.option[:-1])
         for key, option in options.items():
-            if key[0] == row.at and key[1].startswith(row.option[:-1]) and key[1] not in own:
+            below = key[0] == row.at and key[1].startswith(row.option[:-1]) and key[1] not in own
+            if below and not any(fnmatchcase(key[1], glob) for glob in judged):
                 yield key, option, row.field[:-1] + key[1][len(row.option) - 1 :]
     else:
         for key, option in options.items():
             if _names(key, table, known_keys) == (row.at, row.option):
                 yield key, option, row.field
+
+
+def _judged_below(table: FrameworkTable, prefix: str) -> list[str]:
+    """Options (globs) below a prefix of which a list says that they are not played, or change nothing."""
+    tables = (table, *map(load, table.also))
+    names = (glob.partition("=")[0] for one in tables for glob in (*one.unplayed, *one.ignored))
+    return [name for name in names if name.startswith(prefix)]
 
 
 def _names(key: Key, table: FrameworkTable, known_keys: set[tuple[str, str]]) -> tuple[str, str]:
@@ -222,42 +232,71 @@ def others(
     unplayed: dict[str, str] = {}
     ignored = []
     unknown = []
-    options = [row.option for row in table.every()]
     tables = [table, *(load(name) for name in table.also)]
-    reasons_stated = [table.unplayed for table in tables]
-    reasons = [stated.items() for stated in reasons_stated]
-    idle = [glob for table in tables for glob in table.ignored]
-    idle += [glob.partition("=")[0] for glob in (*table.refused, *table.unsized)]  # with a value that is none of theirs
+    reasons = {glob: why for one in reversed(tables) for glob, why in one.unplayed.items()}
+    of_values = [glob for glob in reasons if "=" in glob]
+    idle = _idle(table, tables)
     for key, option in stated_options.items():
-        names = {key[1], key[1].rsplit(".", 1)[-1]} if table.leaf else {key[1]}
+        names = [key[1], key[1].rsplit(".", 1)[-1]] if table.leaf else [key[1]]
         if key in used or (table.leaf and key[0] == "config" and option.value in (False, "false", [])):
             continue
-        reasons_met = (
-            w for reason in reasons for name in sorted(names) for glob, w in reason if fnmatchcase(name, glob)
-        )
-        why = next(reasons_met, None)
-        plain = any(name in reason for reason in reasons_stated for name in names)  # one that is off changes nothing
-        off = plain and option.value in (False, "false", "False")
-        if key[0] == "args" and why is None and str(option.value).isdecimal() and _AMOUNTS.fullmatch(key[1]):
-            raise ScenarioError(
-                f"{option.where}: {option.name} {option.value} would say how long a sequence is or how many samples "
-                f"are taken, and is no option of {table.version}; say it in its words, or leave it out"
-            )
-        if off or (not plain and any(fnmatchcase(name, glob) for name in names for glob in idle)):
+        glob = _closest([f"{name}={option.value}" for name in names], of_values) or _closest(names, reasons)
+        off = glob in names and option.value in (False, "false", "False")  # one that is off changes nothing
+        near_idle = _closest(names, idle)
+        is_idle = bool(near_idle) and glob not in names and "=" not in glob and _letters(near_idle) >= _letters(glob)
+        if key[0] == "args" and not glob:
+            _refuse_amount(key[1], option, table)
+        if off or is_idle:
             ignored.append(option.name)
-        elif why is not None:
-            unplayed[option.name] = why
-        elif near := get_close_matches(key[1], options, 1, SURE):
-            likely = f"--{near[0].replace('_', '-')}" if option.name.startswith("--") else near[0]
-            raise ScenarioError(f"{option.where}: no option {option.name}; did you mean {likely}?")
-        elif _SPLITS.search(key[1]) and _above_one(option.value):
-            raise ScenarioError(
-                f"{option.where}: {option.name} {shown(option.value)} would split the work, and is no option of "
-                f"{table.version}; say it in its words, or leave it out"
-            )
+        elif glob:
+            unplayed[option.name] = reasons[glob]
         else:
+            _refuse_slip(key[1], option, table)
             unknown.append(option.name)
     return unplayed, tuple(ignored), tuple(unknown)
+
+
+def _idle(table: FrameworkTable, tables: Sequence[FrameworkTable]) -> list[str]:
+    """Options (globs) that change nothing, and those that do with other values than a file has."""
+    valued = [*table.refused, *table.unsized, *(glob for one in tables for glob, _ in one.refused_of_files())]
+    valued += [glob for one in tables for glob in one.unplayed if "=" in glob]
+    return [glob for one in tables for glob in one.ignored] + [glob.partition("=")[0] for glob in valued]
+
+
+def _refuse_amount(name: str, option: OptionValue, table: FrameworkTable) -> None:
+    """Raise :class:`ScenarioError` for a name that nobody knows of a length or a number of samples."""
+    if str(option.value).isdecimal() and _AMOUNTS.fullmatch(name):
+        raise ScenarioError(
+            f"{option.where}: {option.name} {option.value} would say how long a sequence is or how many samples "
+            f"are taken, and is no option of {table.version}; say it in its words, or leave it out"
+        )
+
+
+def _refuse_slip(name: str, option: OptionValue, table: FrameworkTable) -> None:
+    """Raise :class:`ScenarioError` for a name that nobody knows and that is nearly a known one, or tells a split."""
+    if near := get_close_matches(name, [row.option for row in table.every()], 1, SURE):
+        likely = f"--{near[0].replace('_', '-')}" if option.name.startswith("--") else near[0]
+        raise ScenarioError(f"{option.where}: no option {option.name}; did you mean {likely}?")
+    if _SPLITS.search(name) and _above_one(option.value):
+        raise ScenarioError(
+            f"{option.where}: {option.name} {shown(option.value)} would split the work, and is no option of "
+            f"{table.version}; say it in its words, or leave it out"
+        )
+
+
+def _closest(words: Sequence[str], globs: Iterable[str]) -> str:
+    """The glob that is met and has the most letters, so that a name counts against a family of names; empty for none.
+
+    >>> _closest(["data_efficiency.enabled"], ["data_*", "data_efficiency.*", "*"])
+    'data_efficiency.*'
+    """
+    met = (glob for glob in globs if any(fnmatchcase(word, glob) for word in words))
+    return max(met, key=_letters, default="")
+
+
+def _letters(glob: str) -> int:
+    """How much of a name a glob tells."""
+    return len(glob.replace("*", ""))
 
 
 def _above_one(value: Any) -> bool:

@@ -115,7 +115,8 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         time and memory depend on is said.
     beside : options of its file that are written beside others, ``option=value`` of both: what is played there.
     marks : keys (globs) that tell its files from others'. leaf : keys are known by the last part of their path.
-    unplayed : options (globs) that change time or memory and are not played, with what is played instead.
+    unplayed : options (globs), or ``option=value`` (globs), that change time or memory and are not played, with what is
+        played instead.
     ignored : options (globs) that change neither, as far as a step of a healthy run goes.
     programs : what a training script, or what a file says that it is (globs), trains: ``decoder``, ``encoder``, or a
         sentence on why no sizes tell it. says : keys of a file that name it.
@@ -160,6 +161,11 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tables = [self, *(load(name) for name in self.also)]
         known = (said for one in tables for glob, said in one.programs.items() if fnmatchcase(program, glob))
         return next(known, None)
+
+    def refused_of_files(self) -> tuple[tuple[str, str], ...]:
+        """What no scenario plays of its files, where another framework's launch has them beside its own."""
+        of_files = self.document != "shell" and not self.leaf
+        return tuple((glob, why) for glob, why in self.refused.items() if of_files and not glob.startswith("program="))
 
     def says_default(self, option: str) -> bool:
         """Whether an option is written where it has its default."""
