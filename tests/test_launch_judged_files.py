@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: every option is judged, and those that change a step are not left out without a word."""
+"""DeepSpeed's JSON, accelerate and the Trainer: every option is judged, and what changes a step is not left out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table
 from clustersim.files import launch as exchange
 from clustersim.files.launch.files import document
+from clustersim.files.launch.launcher_sizes import STARTING, _accelerate_options
 from clustersim.files.launch.options import _judged_below
 from clustersim.files.launch.table import load
 from clustersim.training.strategies.zero_config import Offload, ZeroOptimization
@@ -159,3 +160,144 @@ def test_a_name_counts_against_the_family_that_changes_nothing() -> None:
     """``data_*`` of Megatron-LM's own arguments had ``data_efficiency`` of DeepSpeed's file left out without a word."""
     told = read(data_efficiency={"data_routing": {"enabled": True}}).unplayed
     assert "data_efficiency.data_routing.enabled" in told
+
+
+# ---- accelerate and the Trainer --------------------------------------------------------------------------------------
+
+PLAIN = "--model_name_or_path Qwen/Qwen2-1.5B --per_device_train_batch_size 1 --max_seq_length 2048"
+
+
+def trained(
+    arguments: str = "--bf16", launcher: str = "torchrun --nnodes 2 --nproc_per_node 8"
+) -> exchange.LaunchImport:
+    files = [document(f"{launcher} sft.py {PLAIN} {arguments}", "run.sh")]
+    return exchange.read(files, {"topology": "hgx-h100", "nodes": 2})
+
+
+def of_yaml(text: str) -> exchange.LaunchImport:
+    usual = "model_name_or_path: Qwen/Qwen2-1.5B\nbf16: true\nper_device_train_batch_size: 1\nmax_seq_length: 2048\n"
+    return exchange.read([document(usual + text, "train.yaml")], {"topology": "hgx-h100", "nodes": 2})
+
+
+def test_no_option_of_the_trainer_is_unjudged() -> None:
+    names = listed("trainer")
+    read_first = {"activation_checkpointing", "fsdp", "fsdp_min_num_params", "use_peft"}
+    assert len(names) > 180
+    assert [name for name in names if not (judged(name, "accelerate") or name in read_first)] == []
+
+
+def test_no_option_of_accelerate_is_unjudged() -> None:
+    names = listed("accelerate")
+    assert len(names) > 220
+    places = {name: list(_accelerate_options({name: "x"})) or [name] for name in names}
+    of_launcher = {name for name in names if name in STARTING}
+    assert [name for name in names if not (judged(places[name][0], "accelerate") or name in of_launcher)] == []
+
+
+def test_layers_are_computed_again_by_the_name_that_transformers_5_has() -> None:
+    """``activation_checkpointing`` was told to be nothing that is played."""
+    for words in ("--activation_checkpointing", "--activation_checkpointing True", "--gradient_checkpointing"):
+        assert had(trained(f"--bf16 {words}"))["model.activation_checkpointing"] == "full"
+    assert had(of_yaml("activation_checkpointing: true\n"))["model.activation_checkpointing"] == "full"
+    newest = had(trained("--bf16 --activation_checkpointing False --gradient_checkpointing True"))
+    assert newest["model.activation_checkpointing"] == "none"
+    sparse = of_yaml(
+        "activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2, offload: true}\n"
+    )
+    assert {f"activation_checkpointing_kwargs.{name}" for name in ("every_n_layers", "offload")} == set(sparse.unplayed)
+    usual = of_yaml(
+        "activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 1, offload: false}\n"
+    )
+    assert dict(usual.unplayed) == {}
+
+
+@pytest.mark.parametrize(
+    "words", ["--torch_compile_backend inductor", "--torch_compile_mode default", "--torch_compile"]
+)
+def test_a_backend_or_a_mode_alone_switches_compiling_on(words: str) -> None:
+    assert had(trained(f"--bf16 {words}"))["model.implementation"] == "fused"
+    with pytest.raises(ScenarioError, match=r"is a backend of torch\.compile that makes no kernels"):
+        trained("--bf16 --torch_compile_backend aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("--full_determinism", "--full_determinism"),
+        ("--train_sampling_strategy group_by_length", "--train_sampling_strategy"),
+        ("--debug underflow_overflow", "--debug"),
+        ("--include_num_input_tokens_seen all", "--include_num_input_tokens_seen"),
+        ("--loss_type dft", "--loss_type"),
+        ("--dispatch_batches True", "--dispatch_batches"),
+    ],
+)
+def test_what_changes_a_step_of_the_trainer_and_is_not_played_is_told(words: str, name: str) -> None:
+    assert name in trained(f"--bf16 {words}").unplayed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--full_determinism False",
+        "--train_sampling_strategy random",
+        "--include_num_input_tokens_seen no",
+        "--loss_type nll",
+    ],
+)
+def test_what_leaves_a_step_of_the_trainer_as_it_is_says_nothing(words: str) -> None:
+    made = trained(f"--bf16 {words}")
+    assert (dict(made.unplayed), made.unknown) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--split_batches True", "shares per_device_train_batch_size out over the ranks"),
+        ("--accelerator_config '{\"split_batches\": true}'", "shares per_device_train_batch_size out over the ranks"),
+        ("--use_mps_device", "another maker's GPUs"),
+        ("--ddp_backend ccl", "another library than NCCL"),
+    ],
+)
+def test_runs_of_the_trainer_that_are_not_played_are_refused(words: str, why: str) -> None:
+    with pytest.raises(ScenarioError, match=why):
+        trained(f"--bf16 {words}")
+
+
+def test_a_split_in_the_trainers_own_table_is_accelerates() -> None:
+    split = of_yaml(
+        "fsdp: full_shard\nfsdp_config: {fsdp_version: 2}\nparallelism_config: {tp_size: 2, dp_shard_size: 8}\n"
+    )
+    assert had(split)["parallel.tp"] == 2
+    for name in ("sp_size", "parallelism_config_sp_size"):
+        with pytest.raises(ScenarioError, match="splits sequences by Ulysses"):
+            of_yaml(f"parallelism_config: {{{name}: 2}}\n")
+
+
+def test_attention_of_trls_model_is_read_where_its_own_table_says_it() -> None:
+    assert had(of_yaml("model_init_kwargs: {attn_implementation: eager}\n"))["model.attention"] == "eager"
+
+
+def test_words_of_a_launch_line_are_not_left_out() -> None:
+    launcher = "accelerate launch --num_machines 2 --num_processes 16 --mixed_precision bf16 {}"
+    told = trained("", launcher.format("--dynamo_backend inductor --dynamo_mode max-autotune")).unplayed
+    assert "dynamo_config.dynamo_mode" in told
+    assert trained("", launcher.format("--own_option 3")).unknown == ("own_option",)
+    with pytest.raises(ScenarioError, match="splits sequences by Ulysses"):
+        trained("", launcher.format("--use_fsdp --parallelism_config_sp_size 4"))
+
+
+def test_fsdp1_shards_as_its_strategy_says_and_says_so() -> None:
+    """``accelerate config`` writes the strategy of FSDP1 where accelerate reads that of FSDP2 alone."""
+    config = "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\nfsdp_config:\n"
+    config += "  fsdp_version: {}\n  fsdp_reshard_after_forward: {}\n"
+
+    def of_config(version: int, word: str) -> exchange.LaunchImport:
+        launch = document(f"accelerate launch --config_file fsdp.yaml sft.py {PLAIN}", "run.sh")
+        files = [launch, document(config.format(version, word), "fsdp.yaml")]
+        return exchange.read(files, {"topology": "hgx-h100", "nodes": 2})
+
+    note = "FSDP1 of accelerate shards as fsdp_sharding_strategy says"
+    told = of_config(1, "SHARD_GRAD_OP")
+    assert had(told)["strategy.sharding_strategy"] == "FULL_SHARD"
+    assert any(note in one for one in told.notes)
+    assert not any(note in one for one in (*of_config(1, "FULL_SHARD").notes, *of_config(2, "true").notes))

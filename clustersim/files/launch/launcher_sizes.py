@@ -248,7 +248,33 @@ _OF_DEEPSPEED = (
     "gradient_clipping",
     "zero3_init_flag",
     "zero3_save_16bit_model",
+    "offload_optimizer_nvme_path",
+    "offload_param_nvme_path",
+    "deepspeed_moe_layer_cls_names",
 )
+
+
+_SECTIONS = ("fsdp", "parallelism_config", "dynamo", "fp8", "megatron_lm")
+"""Families of options of ``accelerate launch`` that are sections of its file, with ``_config`` behind them."""
+
+
+_OTHER_DEVICES = {"cpu": "use_cpu", "use_cpu": "use_cpu", "tpu": "tpu", "use_xpu": "use_xpu"}
+
+
+_STARTING = """
+num_processes num_machines machine_rank main_process_ip main_process_port main_training_function same_network
+rdzv_backend rdzv_conf max_restarts monitor_interval role tee log_dir gpu_ids module m no_python quiet q debug env
+help h num_cpu_threads_per_process enable_cpu_affinity mpirun_ccl mpirun_hostfile downcast_bf16 ipex ipex_config
+no_tpu_cluster tpu_cluster tpu_use_cluster tpu_use_sudo tpu_name tpu_zone tpu_env tpu_vm vm commands command_file
+aws_access_key_id aws_secret_access_key deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter
+deepspeed_multinode_launcher use_parallelism_config nproc_per_node nnodes node_rank master_addr master_port
+rdzv_endpoint rdzv_id standalone ...
+"""
+
+
+STARTING = frozenset(_STARTING.split())
+"""Options of ``accelerate launch`` (commands/launch.py of accelerate 0.34 and 1.15) that say where processes start and
+how, and change no step; the last are torchrun's, which it knows too."""
 
 
 def _accelerate_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -260,14 +286,14 @@ def _accelerate_options(options: dict[str, Any]) -> dict[str, Any]:
             found["distributed_type"] = kinds.get(name, "MULTI_GPU")
         elif name in _OF_DEEPSPEED:
             found[f"deepspeed_config.{name}"] = said
-        elif name.startswith("fsdp_"):
-            found[f"fsdp_config.{name}"] = said
-        elif name.startswith("parallelism_config_"):
-            found[f"parallelism_config.{name}"] = said
-        elif name in {"cpu", "use_cpu"}:
-            found["use_cpu"] = said
-        elif name == "gradient_accumulation_steps":
-            found["deepspeed_config.gradient_accumulation_steps"] = said
         elif name in _ACCELERATE:
             found[_ACCELERATE[name]] = said
+        elif name in _OTHER_DEVICES:
+            found[_OTHER_DEVICES[name]] = said
+        elif section := next((section for section in _SECTIONS if name.startswith(f"{section}_")), ""):
+            found[f"{section.removesuffix('_config')}_config.{name}"] = said
+        elif name == "gradient_accumulation_steps":
+            found["deepspeed_config.gradient_accumulation_steps"] = said
+        elif name not in STARTING:
+            found[name] = said
     return found

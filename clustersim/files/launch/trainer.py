@@ -9,7 +9,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
-from clustersim.files.launch import axolotl, factory, swift
+from clustersim.files.launch import axolotl, factory, swift, trainer_args
 from clustersim.files.launch.files import Document, Key, OptionValue, document
 from clustersim.files.launch.table import FrameworkTable
 
@@ -54,6 +54,8 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     for one in read:
         if one.kind == "json" and Path(one.name).name in shards:
             one.options = {("config", f"{_CONFIG}.{name}"): said for (_, name), said in one.options.items()}
+    for one in read:
+        trainer_args.named_before(one)
     _checkpointed_twice(read)
     swift.filled(read)
     for one in read:
@@ -70,6 +72,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
             _of_trl(one)
         swift.arranged(one)
         _renamed(one)
+        trainer_args.arranged(one)
         if "base_model" in names and (one.kind != "shell" or one.program.startswith("axolotl")):
             axolotl.arranged(one)
         _attention(one)
@@ -81,6 +84,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     _commanded(read)
     _clipped(read)
     _meshed(read)
+    trainer_args.resharded(list(read))
     _unsaid_strategy(read)
 
 
