@@ -423,6 +423,8 @@ COLOSSAL = "another program of Colossal-AI's"
         ("c.sh", "python train.py data --arch transformer_wmt_en_de --max-tokens 4096 --fp16\n", "fairseq"),
         ("c.sh", "torchrun --nproc_per_node 8 train.py data --arch transformer_lm --tokens-per-sample 8\n", "fairseq"),
         ("c.sh", "python fairseq/fairseq_cli/train.py data --fp16\n", "fairseq"),
+        ("c.sh", "srun --nodes 2 fairseq2 lm instruction_finetune out --config-file c.yaml\n", "fairseq2"),
+        ("c.sh", "metaseq-train --arch transformer_lm_megatron --criterion cross_entropy --update-freq 2\n", "metaseq"),
         ("c.sh", "torchrun --nproc_per_node 8 train.py --plugin low_level_zero --batch_size 8\n", COLOSSAL),
         ("c.sh", "torchrun --nproc_per_node 8 train.py --plugin 3d --tp 2 --pp 2 --batch_size 8\n", COLOSSAL),
         ("c.sh", "python -m colossalai.cli run --nproc_per_node 8 finetune.py --batch_size 8\n", COLOSSAL),
