@@ -301,3 +301,76 @@ def test_fsdp1_shards_as_its_strategy_says_and_says_so() -> None:
     assert had(told)["strategy.sharding_strategy"] == "FULL_SHARD"
     assert any(note in one for one in told.notes)
     assert not any(note in one for one in (*of_config(1, "FULL_SHARD").notes, *of_config(2, "true").notes))
+
+
+# ---- axolotl and LLaMA-Factory ---------------------------------------------------------------------------------------
+
+AXOLOTL = (
+    "base_model: Qwen/Qwen2-1.5B\nbf16: true\nmicro_batch_size: 1\nsequence_len: 2048\n"
+    "datasets: [{path: own, type: alpaca}]\n"
+)
+FACTORY = (
+    "model_name_or_path: Qwen/Qwen2-1.5B\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+    "dataset: own\ntemplate: qwen\ncutoff_len: 2048\nper_device_train_batch_size: 1\nbf16: true\n"
+)
+
+
+def tuned(text: str, command: str) -> exchange.LaunchImport:
+    files = [document(f"{command} own.yaml", "run.sh"), document(text, "own.yaml")]
+    return exchange.read(files, {"topology": "hgx-h100", "nodes": 1})
+
+
+@pytest.mark.parametrize(
+    ("framework", "read_first"),
+    [
+        (
+            "axolotl",
+            "bfloat16 float16 fsdp fsdp_version max_packed_sequence_len context_parallel_size sequence_parallel_degree "
+            "tensor_parallel_size dp_replicate_size dp_shard_size eager_attention flash_attention flex_attention "
+            "sdp_attention xformers_attention",
+        ),
+        ("factory", "disable_gradient_checkpointing"),
+    ],
+)
+def test_no_option_of_programs_on_the_trainer_is_unjudged(framework: str, read_first: str) -> None:
+    names = listed(framework)
+    assert len(names) > 200
+    assert [name for name in names if not (judged(name, "accelerate") or name in read_first.split())] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (AXOLOTL + "s2_attention: true\n", "s2_attention"),
+        (AXOLOTL + "layer_offloading: true\n", "layer_offloading"),
+        (AXOLOTL + "batch_flattening: true\n", "batch_flattening"),
+        (AXOLOTL + "overrides_of_model_config: {attention_bias: true}\n", "overrides_of_model_config.attention_bias"),
+        (FACTORY + "shift_attn: true\n", "shift_attn"),
+        (FACTORY + "use_unsloth_gc: true\n", "use_unsloth_gc"),
+        (FACTORY + "resize_vocab: true\n", "resize_vocab"),
+    ],
+)
+def test_what_changes_a_step_of_programs_on_the_trainer_is_told(text: str, name: str) -> None:
+    command = "axolotl train" if "base_model" in text else "llamafactory-cli train"
+    made = tuned(text, command)
+    assert list(made.unplayed) == [name]
+    assert made.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (AXOLOTL + "overrides_of_model_config: {num_hidden_layers: 2}\n", "has other sizes than its name says"),
+        (AXOLOTL + "gptq: true\n", "GPTQ"),
+        (AXOLOTL + "num_labels: 2\n", "another head than that over the vocabulary"),
+        (FACTORY + "use_mca: true\n", "trains by Megatron-Core"),
+        (FACTORY + "use_hyper_parallel: true\n", "trains by HyperParallel"),
+    ],
+)
+def test_runs_of_programs_on_the_trainer_that_are_not_played_are_refused(text: str, why: str) -> None:
+    with pytest.raises(ScenarioError, match=why):
+        tuned(text, "axolotl train" if "base_model" in text else "llamafactory-cli train")
+
+
+def test_axolotls_switch_for_xformers_is_its_kernel() -> None:
+    assert had(tuned(AXOLOTL + "xformers_attention: true\n", "axolotl train"))["model.attention"] == "efficient"

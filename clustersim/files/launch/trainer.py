@@ -319,6 +319,7 @@ _ATTENTION = {
     "sdp_attention": "sdpa",
     "eager_attention": "eager",
     "flex_attention": "flex_attention",
+    "xformers_attention": "xformers",
 }
 """Switches of axolotl's files and of PEFT's example, by what they mean to ``attn_implementation``."""
 
