@@ -151,6 +151,14 @@ def test_torchs_own_adam_of_deepspeeds_file_has_torchs_kernels(words: str) -> No
     assert had(read(words))["run.optimizer_impl"] != "foreach"
 
 
+def test_an_optimizer_of_deepspeeds_file_counts_against_the_trainers() -> None:
+    adam = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+    assert had(read(f"{TRAINER} --optim adamw_torch"))["run.optimizer_impl"] == "foreach"
+    assert had(read(f"{TRAINER} --optim adamw_torch", **adam)) == had(read(TRAINER, **adam))
+    with pytest.raises(ScenarioError, match="contradict each other"):
+        read(f"{TRAINER} --optim adafactor", **adam)
+
+
 def test_parameters_on_the_host_have_two_names_in_deepspeeds_file() -> None:
     for name in ("cpu_offload_param", "cpu_offload_params"):
         assert had(read(zero_optimization={name: True}))["strategy.zero_optimization.offload_param.device"] == "cpu"
@@ -275,6 +283,14 @@ def test_a_split_in_the_trainers_own_table_is_accelerates() -> None:
 
 def test_attention_of_trls_model_is_read_where_its_own_table_says_it() -> None:
     assert had(of_yaml("model_init_kwargs: {attn_implementation: eager}\n"))["model.attention"] == "eager"
+
+
+def test_logits_of_trls_command_are_said_to_be_whole() -> None:
+    alone = exchange.read(
+        [document(f"trl sft {PLAIN} --dataset_name own", "run.sh")], {"topology": "hgx-h100", "nodes": 1}
+    )
+    assert any("takes the loss in chunks of tokens" in note for note in alone.notes)
+    assert not any("takes the loss in chunks of tokens" in note for note in trained().notes)
 
 
 def test_words_of_a_launch_line_are_not_left_out() -> None:

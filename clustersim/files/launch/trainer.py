@@ -85,6 +85,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     _clipped(read)
     _meshed(read)
     trainer_args.resharded(list(read))
+    trainer_args.optimized(list(read))
     _unsaid_strategy(read)
 
 
@@ -268,6 +269,10 @@ def _of_trl(one: Document) -> None:
     if added:
         words = ", ".join(f"{name} {str(value).lower()}" for name, value in added.items())
         one.notes.append(f"{one.name}: as TRL 1.16 has it by default: {words}")
+    one.notes.append(
+        f"{one.name}: TRL 1.16 takes the loss in chunks of tokens (its add_fused_lm_head), which no option says: "
+        "logits are played whole, as earlier releases have them, in time and memory"
+    )
 
 
 def _renamed(one: Document) -> None:

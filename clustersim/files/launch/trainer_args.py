@@ -65,3 +65,19 @@ def resharded(read: list[Document]) -> None:
             f"{said.where}: {said.name} {shown(said.value)}: FSDP1 of accelerate shards as fsdp_sharding_strategy "
             f"says, and so {counts} is played; say that option too where {shown(said.value)} is meant"
         )
+
+
+def optimized(read: list[Document]) -> None:
+    """Leave out the Trainer's kind of AdamW where DeepSpeed's file has an optimizer, which counts
+    (``deepspeed_optim_sched`` of transformers/integrations/deepspeed.py); others than AdamW contradict it."""
+    own = next(
+        (option for one in read for key, option in one.options.items() if key == ("config", "optimizer.type")), None
+    )
+    if own is None:
+        return
+    for one in read:
+        for name in ("optim", "optimizer"):  # of the Trainer, and of axolotl
+            said = one.options.get(("args", name))
+            if said is not None and str(said.value).startswith("adamw_torch") and not str(said.value).endswith("bit"):
+                del one.options["args", name]
+                one.notes.append(f"{said.where}: {said.name} {said.value}: the optimizer is that of {own.where}")
