@@ -20,6 +20,7 @@ NAMES = (
     "cookbook",
     "verl",
     "colossal",
+    "primus",
 )
 """A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
 WRITTEN = NAMES[:4]

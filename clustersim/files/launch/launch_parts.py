@@ -13,6 +13,7 @@ from clustersim.files.launch import (
     litgpt,
     nanogpt,
     openrlhf,
+    primus,
     recipes,
     titan_python,
     torchtitan,
@@ -56,7 +57,7 @@ def parts_of(
     files: Sequence[str | Path | Document], framework: str | None, model: str | None, path: Path
 ) -> LaunchParts:
     """The options of all files, as the framework's table names them; the model's config.json, where one is given."""
-    read_files = documents(files)
+    read_files, framework = primus.unfolded(documents(files), framework)
     table = load(framework_of(read_files, framework))
     trainer.arranged(read_files, table)
     recipes.arranged(read_files, table)
@@ -65,6 +66,7 @@ def parts_of(
     notes = []
     for framework_words in (litgpt, nanogpt, openrlhf, cookbook, verl, colossal):
         notes += framework_words.arranged(read_files, options, table)
+    notes += primus.arranged(options, table, model)
     refuse(table, options, [(file.program, file.name) for file in read_files if file.program], model)
     notes += [*table.notes, *(note for file in read_files for note in file.notes)]
     notes += torchtitan.arranged(options, table)

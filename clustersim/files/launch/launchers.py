@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clustersim.files.launch.launcher_sizes import MASON, UNKNOWN, Launch, say_machine
+from clustersim.files.launch.primus_commands import MAIN
 from clustersim.files.launch.shell_directives import LAUNCHERS, directed_options
 
 TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
@@ -101,6 +102,8 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
 
 def _script(word: str) -> str:
     """The name of a script or module; of what ``trl sft`` and its kin run, that command's."""
+    if word.endswith(MAIN):
+        return MAIN
     trl = _TRL.fullmatch(word)
     return f"trl {trl[1] or trl[2]}" if trl else word.rsplit("/", 1)[-1]
 

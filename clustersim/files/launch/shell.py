@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
+from clustersim.files.launch import primus_commands
 from clustersim.files.launch import shell_blocks as grammar
 from clustersim.files.launch.shell_directives import LAUNCHERS, directed_options
 from clustersim.files.launch.shell_expand import UNKNOWN, body, fields, items, sum_of, text_of, value
@@ -303,6 +304,7 @@ class _Reader(BlockWalk):
 
     def _launched(self, command: grammar.Command, words: list[str]) -> None:
         """A command that may launch training, or a shell with the line or the script that it is given."""
+        words = primus_commands.spelt_out(words, self.variables, self.others) or words
         at = next((i for i, word in enumerate(words[:-1]) if word in _SHELLS), None)
         if at is not None:
             flags = at + 1

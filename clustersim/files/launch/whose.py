@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
-from clustersim.files.launch import colossal, cookbook, nanogpt, openrlhf, unread, verl
+from clustersim.files.launch import colossal, cookbook, nanogpt, openrlhf, primus, unread, verl
 from clustersim.files.launch.files import PYTHON, UNSET, Document, OptionValue
 from clustersim.files.launch.table import NAMES, load
 
@@ -91,6 +91,8 @@ def _named(read: Sequence[Document]) -> list[OptionValue]:
 def _whose(file: Document) -> str | None:
     names = [name for _, name in (*file.options, *file.overrides)]
     values = {name: option.value for options in (file.options, file.overrides) for (_, name), option in options.items()}
+    if primus.is_launch(file):
+        return "primus"
     if colossal.is_launch(file):
         return "colossal"
     other = unread.of_file(file.program, values)

@@ -1,0 +1,71 @@
+"""Primus's commands, spelt as the torchrun that they come to: ``primus-cli MODE ... -- train ...``, and
+``EXP=FILE bash examples/run_pretrain.sh`` with its kin (AMD-AGI/Primus, ``runner/`` and ``examples/``)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from clustersim.files.launch.shell_directives import directed_options
+
+MAIN = "primus/cli/main.py"
+"""What every one of them starts."""
+CLI = "primus-cli"
+SCRIPTS = ("run_pretrain.sh", "run_local_pretrain.sh", "run_slurm_pretrain.sh")
+"""Scripts that take the experiment from ``EXP``."""
+GPUS = "8"
+"""``GPUS_PER_NODE`` where nothing is said."""
+_SHELLS = ("bash", "sh", "exec", "env")
+
+
+def spelt_out(words: Sequence[str], variables: Mapping[str, Any], given: Container[str]) -> list[str] | None:
+    """The words of torchrun that a command of Primus comes to; None for another command, and for another program of
+    Primus's than training.
+
+    given : names of scripts beside it, which are followed and not spelt out.
+
+    >>> spelt_out("bash examples/run_pretrain.sh --tp 2".split(), {"EXP": "a.yaml"}, ())
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ['torchrun', '--nnodes', '1', '--nproc_per_node', '8', 'primus/cli/main.py', 'train', 'pretrain',
+     '--config', 'a.yaml', '--tp', '2']
+    >>> " ".join(spelt_out("./primus-cli slurm srun -N 4 -- train pretrain --config a.yaml".split(), {}, ()))
+    'torchrun --nnodes 4 --nproc_per_node 8 primus/cli/main.py train pretrain --config a.yaml'
+    """
+    for i, word in enumerate(words):
+        name = word.rsplit("/", 1)[-1]
+        if name == CLI:
+            return _of_cli(list(words[i + 1 :]), [one for one in words[:i] if one not in _SHELLS], variables)
+        experiment = variables.get("EXP")
+        if name in SCRIPTS and name not in given and isinstance(experiment, str) and experiment:
+            before = [one for one in words[:i] if one not in _SHELLS]
+            torchrun = _torchrun(before, "", variables)
+            return [*before, *torchrun, "train", "pretrain", "--config", experiment, *words[i + 1 :]]
+    return None
+
+
+def _of_cli(words: list[str], before: list[str], variables: Mapping[str, Any]) -> list[str] | None:
+    """``[OPTIONS] direct|slurm|container [OPTIONS] -- [direct|container ... --] train pretrain ...``."""
+    if "train" not in words:
+        return None
+    at = words.index("train")
+    ahead = words[:at]
+    own = {**variables, **_environment(ahead)}
+    nodes = ""
+    if "slurm" in ahead:
+        slurm = ahead[ahead.index("slurm") + 1 :]
+        slurm = slurm[: slurm.index("--")] if "--" in slurm else slurm
+        nodes = directed_options(slurm).get("nodes", "${SLURM_NNODES}")
+    return [*before, *_torchrun(before, nodes, own), *words[at:]]
+
+
+def _environment(words: Sequence[str]) -> dict[str, str]:
+    """Variables of ``--env NAME=VALUE``."""
+    pairs = [words[i + 1].partition("=") for i, word in enumerate(words[:-1]) if word == "--env"]
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _torchrun(before: Sequence[str], nodes: str, variables: Mapping[str, Any]) -> list[str]:
+    """torchrun as Primus starts it: on one node, unless ``NNODES`` or Slurm says more."""
+    alone = "${NNODES}" if before else "1"
+    count = nodes or str(variables.get("NNODES") or alone)
+    return ["torchrun", "--nnodes", count, "--nproc_per_node", str(variables.get("GPUS_PER_NODE") or GPUS), MAIN]

@@ -1,0 +1,83 @@
+"""Primus over torchtitan: what its experiments say beside torchtitan's own options.
+
+Names: ``primus/configs/modules/torchtitan/pre_trainer.yaml`` of AMD-AGI/Primus at 04aa8ac4, and ``config_extension.py``
+of its torchtitan backend.
+"""
+
+from __future__ import annotations
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files.launch.files import Document, Key, OptionValue
+from clustersim.files.launch.table import load
+
+TURBO = "primus_turbo."
+CONVERTER = "primus_turbo"
+"""Primus's converter of a model, which exchanges kernels."""
+LOGS = ("sink_level", "file_sink_level", "stderr_sink_level", "master_sink_level", "trainable")
+IN_EIGHT_BITS = ("enable_attention_float8",)
+SIZES = (
+    "name",
+    "flavor",
+    "converters",
+    "hf_assets_path",
+    "tokenizer_path",
+    "print_after_conversion",
+)
+"""Options of a model that leave its flavor's sizes as they are."""
+
+
+def arranged(made: Document) -> None:
+    """Bring an experiment over torchtitan to torchtitan's options alone, with notes on the others. Changes ``made``.
+
+    Raises :class:`ScenarioError` for a model that is changed in size, and for experts alone in 8 bits.
+    """
+    options = made.options
+    for name in LOGS:
+        options.pop(("config", name), None)
+    _refuse_sizes(made)
+    _converters(options)
+    turbo = {key[1].removeprefix(TURBO): options.pop(key) for key in list(options) if key[1].startswith(TURBO)}
+    on = _on(turbo, "enable_primus_turbo", True)
+    if not on:
+        return
+    names = [name for name in ("use_turbo_grouped_mm", "use_turbo_grouped_gemm") if _on(turbo, name, False)]
+    if names and _on(turbo, "use_moe_fp8", True):
+        raise ScenarioError(
+            f"{turbo[names[0]].where}: {TURBO}{names[0]} beside use_moe_fp8 (true, unless it is said) has experts "
+            f"alone in 8 bits, which is not played; say {TURBO}use_moe_fp8: false"
+        )
+    made.notes.append(f"{made.name}: Primus-Turbo's kernels are the device's usual ones ({TURBO}enable_primus_turbo)")
+    for name in IN_EIGHT_BITS:
+        if _on(turbo, name, False):
+            made.notes.append(f"{made.name}: {TURBO}{name}: attention is played in 16 bits")
+
+
+def _on(options: dict[str, OptionValue], name: str, usual: bool) -> bool:
+    """Whether an option is on; ``usual`` : where nobody says it."""
+    return str(options[name].value).lower() in {"true", "1"} if name in options else usual
+
+
+def _converters(options: dict[Key, OptionValue]) -> None:
+    """Leave Primus's converter out of those of a model; of grouped products those of a model that has none."""
+    key: Key = ("config", "model.converters")
+    option = options.get(key)
+    if option is None or not isinstance(option.value, list):
+        return
+    options[key] = OptionValue(option.name, [name for name in option.value if name != CONVERTER], option.where)
+
+
+def _refuse_sizes(made: Document) -> None:
+    """Raise :class:`ScenarioError` for sizes of a model that its flavor may not have (Primus's override of models)."""
+    known = {name for row in load("torchtitan").every() for name in row.option.split("+")}
+    for (at, path), option in list(made.options.items()):
+        section, _, name = path.partition(".")
+        if section != "model" or name in SIZES or path in known:
+            continue
+        if name in ("attn_type", "attn_mask_type", "use_flex_attn"):
+            continue
+        if option.where == made.name:
+            raise ScenarioError(
+                f"{option.where}: {path} {option.value!r} changes the model of this flavor, which is not read; leave "
+                "it out, and give the model as a config.json: --model PATH"
+            )
+        del made.options[at, path]
