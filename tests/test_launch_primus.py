@@ -160,6 +160,18 @@ def test_a_preset_may_be_given_and_one_that_nobody_has_is_asked_for():
         read(("a.yaml", experiment(DENSE, model="own.yaml")), ("own.yaml", "extends: [own.yaml]\nnum_layers: 2\n"))
 
 
+def test_what_a_preset_says_and_nobody_plays_is_told_and_its_plain_values_are_not():
+    made = read(("a.yaml", experiment(EXPERTS, model="deepseek_v3.yaml")))
+    assert set(made.unplayed) == {"mtp_num_layers"}
+    plain = data_table("primus_presets")["megatron"]["plain"]
+    assert not read(("a.yaml", experiment(DENSE | plain))).unplayed
+    lines = "".join(f"{name}: {shown(value)}\n" for name, value in plain.items())
+    files = ("a.yaml", experiment(DENSE, config="own.yaml")), ("own.yaml", f"extends: [pre_trainer.yaml]\n{lines}")
+    assert not read(*files).unplayed
+    changed = lines.replace("exp_avg_dtype: fp32", "exp_avg_dtype: bf16")
+    assert set(read(files[0], ("own.yaml", changed)).unplayed) == {"exp_avg_dtype"}
+
+
 def test_a_model_that_is_known_by_name_alone_is_not_changed_in_kind():
     assert had(DENSE | {"num_layers": 4})["shape.layers"] == 4
     with pytest.raises(ScenarioError, match=r"normalization 'LayerNorm' makes another kind of model than llama3.1-8b"):
@@ -296,6 +308,11 @@ def test_over_torchtitan_models_are_compiled_and_nothing_is_selected_unless_told
 def test_over_torchtitan_other_sizes_and_experts_alone_in_8_bits_are_refused():
     with pytest.raises(ScenarioError, match=r"model\.n_layers 1 changes the model of this flavor"):
         had("model: {n_layers: 1}", framework="torchtitan")
+    preset = "model: {name: llama3, flavor: 8B, n_layers: 32}\n"
+    files = ("a.yaml", experiment(TITAN, model="own.yaml", framework="torchtitan"))
+    assert read(files, ("own.yaml", preset)).scenario.file.model.name == "llama3-8b"
+    with pytest.raises(ScenarioError, match=r"model\.n_layers 2 changes the model of this flavor"):
+        read(files, ("own.yaml", preset.replace("32", "2")))
     text = "training: {local_batch_size: 1}\nprimus_turbo: {use_turbo_grouped_mm: true}"
     with pytest.raises(ScenarioError, match="has experts alone in 8 bits"):
         had(text, model="deepseek_v3_16b.yaml", framework="torchtitan")

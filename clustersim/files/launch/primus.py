@@ -189,6 +189,8 @@ def _matters(path: str, table: FrameworkTable) -> bool:
     ends = (path, path.rsplit(".", 1)[-1])
     globs = [glob for one in tables for glob in one.unplayed]
     globs += [glob.partition("=")[0] for one in tables for glob in (*one.refused, *one.unsized)]
+    if path.startswith(primus_titan.MODEL):
+        return True
     ignored = any(fnmatchcase(path, glob) for one in tables for glob in one.ignored)
     return path in rows or path in NEEDED or (not ignored and any(fnmatchcase(end, g) for end in ends for g in globs))
 

@@ -6,24 +6,26 @@ of its torchtitan backend.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import shown
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.table import load
+from clustersim.model import named_models as models
 
 TURBO = "primus_turbo."
 CONVERTER = "primus_turbo"
 """Primus's converter of a model, which exchanges kernels."""
 LOGS = ("sink_level", "file_sink_level", "stderr_sink_level", "master_sink_level", "trainable")
 IN_EIGHT_BITS = ("enable_attention_float8",)
-SIZES = (
-    "name",
-    "flavor",
-    "converters",
-    "hf_assets_path",
-    "tokenizer_path",
-    "print_after_conversion",
-)
-"""Options of a model that leave its flavor's sizes as they are."""
+MODEL = "model."
+FLAVOR = "model.name+model.flavor"
+"""The row of torchtitan's table that names a model."""
+UNCHANGED = {f"{MODEL}{name}" for name in ("hf_assets_path", "tokenizer_path", "print_after_conversion")} | {
+    f"{MODEL}{name}" for name in ("attn_type", "attn_mask_type", "use_flex_attn", "norm_type")
+}
+"""Options of a model that leave its flavor's sizes as they are, and are judged by torchtitan's table."""
 
 
 def arranged(made: Document) -> None:
@@ -67,17 +69,25 @@ def _converters(options: dict[Key, OptionValue]) -> None:
 
 
 def _refuse_sizes(made: Document) -> None:
-    """Raise :class:`ScenarioError` for sizes of a model that its flavor may not have (Primus's override of models)."""
-    known = {name for row in load("torchtitan").every() for name in row.option.split("+")}
+    """Raise :class:`ScenarioError` for sizes of a model that its flavor may not have, of whoever says them (Primus's
+    override of models); its own number of layers is passed over."""
+    known = {name for row in load("torchtitan").every() for name in row.option.split("+")} | UNCHANGED
+    layers = _layers(made.options)
     for (at, path), option in list(made.options.items()):
-        section, _, name = path.partition(".")
-        if section != "model" or name in SIZES or path in known:
+        if not path.startswith(MODEL) or path in known:
             continue
-        if name in ("attn_type", "attn_mask_type", "use_flex_attn"):
-            continue
-        if option.where == made.name:
+        if path != f"{MODEL}n_layers" or option.value != layers:
             raise ScenarioError(
-                f"{option.where}: {path} {option.value!r} changes the model of this flavor, which is not read; leave "
-                "it out, and give the model as a config.json: --model PATH"
+                f"{option.where}: {path} {shown(option.value)} changes the model of this flavor, which is not read; "
+                "leave it out, and give the model as a config.json: --model PATH"
             )
         del made.options[at, path]
+
+
+def _layers(options: Mapping[Key, OptionValue]) -> int | None:
+    """Layers of the flavor that is named; None where it is no shipped model."""
+    row = next(row for row in load("torchtitan").every() if row.option == FLAVOR)
+    words = [str(options[key].value) for name in FLAVOR.split("+") if (key := ("config", name)) in options]
+    named = next((pair[1] for pair in row.map or () if pair[0] == " ".join(words)), None)
+    shape = None if named is None else models.shape(named, {})
+    return None if shape is None else shape.layers
