@@ -10,6 +10,7 @@ import pytest
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import data_table
 from clustersim.files import launch as exchange
+from clustersim.files.launch import shell
 from clustersim.files.launch.files import document
 from clustersim.files.launch.table import load
 
@@ -95,6 +96,8 @@ def test_variables_have_their_defaults_unless_a_script_sets_them():
         ("./primus-cli direct -- train pretrain --config examples/a.yaml --micro_batch_size 4", 1, 8),
         ("bash runner/primus-cli direct --env NNODES=2 -- train pretrain --config a.yaml --micro_batch_size=4", 2, 8),
         ("primus-cli slurm srun -N 4 -p x -- container -- train pretrain --config a.yaml --micro_batch_size 4", 4, 8),
+        ("env NNODES=2 EXP=a.yaml bash examples/run_local_pretrain.sh --micro_batch_size 4", 2, 8),
+        ("srun -N 2 bash -c 'NNODES=2 ./primus-cli direct train pretrain --config a.yaml --micro_batch_size 4'", 2, 8),
         ("primus-cli slurm -N 2 -- train pretrain --config a.yaml --micro_batch_size 4", 2, 8),
         ("primus-cli container --image i -- train pretrain --config a.yaml --micro_batch_size 4", 1, 8),
         (
@@ -112,6 +115,15 @@ def test_commands_of_primus_say_ranks_and_count_against_the_experiment(command, 
     assert exchange.canonical(made.scenario)["batch.micro"] == 4
     with pytest.raises(ScenarioError, match=r"--config names .*a\.yaml; give that file too"):
         read(("run.sh", command + "\n"))
+
+
+def test_a_script_of_that_name_is_primuss_where_it_is_told_an_experiment_and_not_given():
+    for variables in ("", "EXP=one "):
+        with pytest.raises(ScenarioError, match=r"reads run_pretrain\.sh, which was not given"):
+            read(("run.sh", f"{variables}bash run_pretrain.sh\n"), ("a.yaml", experiment(DENSE)))
+    own = "torchrun --nproc_per_node 4 pretrain_gpt.py --num-layers 2 --hidden-size 8 --num-attention-heads 2\n"
+    script = shell.script("EXP=a.yaml bash run_pretrain.sh\n", "run.sh", {"run_pretrain.sh": own})
+    assert script.command[:3] == ["torchrun", "--nproc_per_node", "4"]
 
 
 def test_slurm_without_a_number_of_nodes_and_another_experiment_are_asked_for():

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from clustersim.files.launch.shell_directives import directed_options
@@ -15,7 +17,9 @@ SCRIPTS = ("run_pretrain.sh", "run_local_pretrain.sh", "run_slurm_pretrain.sh")
 """Scripts that take the experiment from ``EXP``."""
 GPUS = "8"
 """``GPUS_PER_NODE`` where nothing is said."""
-_SHELLS = ("bash", "sh", "exec", "env")
+_SHELLS = ("bash", "sh", "exec", "env", "time", "nohup", "sudo")
+"""Words before a command that start no ranks."""
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 def spelt_out(words: Sequence[str], variables: Mapping[str, Any], given: Container[str]) -> list[str] | None:
@@ -33,14 +37,21 @@ def spelt_out(words: Sequence[str], variables: Mapping[str, Any], given: Contain
     """
     for i, word in enumerate(words):
         name = word.rsplit("/", 1)[-1]
+        if name != CLI and name not in SCRIPTS:
+            continue
+        own = {**variables, **_assigned(words[:i])}
+        before = [one for one in words[:i] if one not in _SHELLS and not _ASSIGNMENT.fullmatch(one)]
         if name == CLI:
-            return _of_cli(list(words[i + 1 :]), [one for one in words[:i] if one not in _SHELLS], variables)
-        experiment = variables.get("EXP")
-        if name in SCRIPTS and name not in given and isinstance(experiment, str) and experiment:
-            before = [one for one in words[:i] if one not in _SHELLS]
-            torchrun = _torchrun(before, "", variables)
-            return [*before, *torchrun, "train", "pretrain", "--config", experiment, *words[i + 1 :]]
+            return _of_cli(list(words[i + 1 :]), before, own)
+        experiment = str(own.get("EXP", ""))
+        if name not in given and experiment.endswith((".yaml", ".yml")):
+            return [*before, *_torchrun(before, "", own), "train", "pretrain", "--config", experiment, *words[i + 1 :]]
     return None
+
+
+def _assigned(words: Sequence[str]) -> dict[str, str]:
+    """Variables of ``env NAME=VALUE``."""
+    return {match[1]: match[2] for match in map(_ASSIGNMENT.fullmatch, words) if match}
 
 
 def _of_cli(words: list[str], before: list[str], variables: Mapping[str, Any]) -> list[str] | None:
@@ -49,19 +60,13 @@ def _of_cli(words: list[str], before: list[str], variables: Mapping[str, Any]) -
         return None
     at = words.index("train")
     ahead = words[:at]
-    own = {**variables, **_environment(ahead)}
+    own = {**variables, **_assigned([word for option, word in pairwise(ahead) if option == "--env"])}
     nodes = ""
     if "slurm" in ahead:
         slurm = ahead[ahead.index("slurm") + 1 :]
         slurm = slurm[: slurm.index("--")] if "--" in slurm else slurm
         nodes = directed_options(slurm).get("nodes", "${SLURM_NNODES}")
     return [*before, *_torchrun(before, nodes, own), *words[at:]]
-
-
-def _environment(words: Sequence[str]) -> dict[str, str]:
-    """Variables of ``--env NAME=VALUE``."""
-    pairs = [words[i + 1].partition("=") for i, word in enumerate(words[:-1]) if word == "--env"]
-    return {name: value for name, equals, value in pairs if equals}
 
 
 def _torchrun(before: Sequence[str], nodes: str, variables: Mapping[str, Any]) -> list[str]:
