@@ -12,7 +12,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch import torchtitan, verl
 from clustersim.files.launch.files import document
-from clustersim.files.launch.table import load
+from clustersim.files.launch.table import NAMES, load
 
 DATA = Path(__file__).parent / "data"
 OPTIONS = DATA / "megatron_options.txt"
@@ -283,3 +283,9 @@ def test_tokens_of_torchtitan_after_03_are_whole_samples() -> None:
     assert made["model.implementation"] == "fused"
     with pytest.raises(ScenarioError, match=r"4,097 tokens are not whole samples of 4,096"):
         registry(training="max_context_length=4096, num_tokens_per_microbatch_per_dp_rank=4097")
+
+
+def test_the_table_of_each_framework_is_read_once() -> None:
+    """Whoever tells framework from framework asks for all in turn: a memory for fewer would keep none of them."""
+    tables = [load(name) for name in NAMES]
+    assert all(load(name) is table for name, table in zip(NAMES, tables, strict=True))

@@ -131,9 +131,14 @@ def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
     if name not in _DESCRIBED:
         known = {field.name for field in dataclasses.fields(TransformerShape)}
         said = {name: value for name, value in options.items() if name in known}
-        base = shape_from_hf(_config(name) if name else path, name=name)[0]
-        return with_options(base, said)
+        return with_options(_shipped_shape(name) if name else shape_from_hf(path)[0], said)
     return vit_shape(name, **{key: options[key] for key in _SEEN if key in options}) if name in VITS else None
+
+
+@cache
+def _shipped_shape(name: str) -> TransformerShape:
+    """The shape of a shipped config as it is: who looks for the model of some sizes asks for each, again and again."""
+    return shape_from_hf(_config(name), name=name)[0]
 
 
 @cache

@@ -82,7 +82,7 @@ def read(path: Path) -> TopologyFile:
     return parse(texts.text_of(path, TopologyError), str(path))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # more than are shipped, which whoever lists them reads in turn
 def parse(text: str, where: str) -> TopologyFile:
     """A checked file from its text; ``where`` is what errors name. Raises :class:`TopologyError`."""
     if text.lstrip().startswith("<") or any(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -190,7 +190,7 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _HAS = {"experts": "shape.experts.count", "latent": "shape.mla", "grouped": "shape.grouped"}
 
 
-@lru_cache(maxsize=16)
+@cache
 def load(name: str) -> FrameworkTable:
     """The table of a framework. Raises :class:`ScenarioError` for a name that has none."""
     if name not in NAMES:

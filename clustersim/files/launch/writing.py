@@ -170,10 +170,10 @@ def _of_the_machine(exported: Scenario) -> Iterator[str]:
 
 def _launches(exported: Scenario, table: FrameworkTable) -> None:
     kind = exported.file.strategy["kind"]
-    able = [name for name in NAMES if load(name).writes and kind in load(name).kinds]
     if not table.writes:
         raise ScenarioError(f"{table.title} is read only; write to {', '.join(n for n in NAMES if load(n).writes)}")
     if kind not in table.kinds:
+        able = [name for name in NAMES if load(name).writes and kind in load(name).kinds]
         raise ScenarioError(
             f"{table.title} does not launch strategy {kind!r}, which {exported.path} has; "
             f"{', '.join(able) or 'none of these frameworks'} would (at $.strategy.kind)"
