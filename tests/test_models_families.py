@@ -7,6 +7,7 @@ import random
 import re
 import zlib
 from typing import Any
+from unittest import mock
 
 import pytest
 from hf_fields import FILE, kinds_of_rows, plain, tables, without_torchvision
@@ -287,6 +288,10 @@ def by_class(config: Any, **how: str) -> Any:
     return getattr(transformers, BY_CLASS[config.model_type])._from_config(config, **how)
 
 
+def undrawn(_: Any) -> None:
+    """On the meta device a layer has no first values, which torch would draw all the same."""
+
+
 def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
     """Name and elements of every parameter that transformers registers for a config."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -299,7 +304,7 @@ def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
     if kind in SEEING:
         auto = transformers.AutoModelForImageTextToText
     build = by_class if kind in BY_CLASS else auto.from_config
-    with torch.device("meta"):
+    with torch.device("meta"), mock.patch.object(torch.nn.Linear, "reset_parameters", undrawn):
         whole = build(made)
     return [(name, tensor.numel()) for name, tensor in whole.named_parameters()]
 

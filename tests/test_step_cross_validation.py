@@ -12,7 +12,7 @@ is no constant: 13B on eight 40 GB cards and 70B on 64, where memory is short, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,15 +48,31 @@ def compute(run: StepRun, theta: Theta) -> float:
     return run.accumulation * float(cost.forward.sum() + cost.backward.sum())
 
 
+def passes_of(run: StepRun) -> Hashable:
+    """All that :func:`compute` reads of a run."""
+    return run.model, run.device, run.config.micro_batch_size, run.how, run.accumulation
+
+
 class Steps:
     """Measured steps, each played once; with other constants a step changes by what its passes do."""
 
     def __init__(self, runs: list[StepRun]) -> None:
         self.runs = runs
-        self.rest = [step_time_as_priced(run) - compute(run, SHIPPED) for run in runs]
+        # Runs on other numbers of GPUs have the same passes, and every fit begins at the same constants.
+        firsts: dict[Hashable, int] = {}
+        self.alike = [firsts.setdefault(passes_of(run), i) for i, run in enumerate(runs)]
+        self.known: dict[tuple[int, Theta], float] = {}
+        self.rest = [step_time_as_priced(run) - self.compute(i, SHIPPED) for i, run in enumerate(runs)]
+
+    def compute(self, i: int, theta: Theta) -> float:
+        """Seconds of the passes of one step, computed once for all that have the same."""
+        key = (self.alike[i], theta)
+        if key not in self.known:
+            self.known[key] = compute(self.runs[i], theta)
+        return self.known[key]
 
     def log_errors(self, theta: Theta, which: list[int]) -> np.ndarray:
-        return np.array([np.log((self.rest[i] + compute(self.runs[i], theta)) / self.runs[i].measured) for i in which])
+        return np.array([np.log((self.rest[i] + self.compute(i, theta)) / self.runs[i].measured) for i in which])
 
     def fit(self, which: list[int]) -> Theta:
         from scipy.optimize import least_squares
