@@ -166,3 +166,11 @@ def test_what_stage_3_gathers_is_its_releases_with_and_without_other_parallelism
         assert zero_states(stage, 4, 4, config, 8.0).gathered[0] * model.parameters == pytest.approx(alone)
         most.append(alone)
     assert most[0] < most[1]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_field_that_is_not_played_and_unpinned_copies_are_told_of_a_split_model(stage):
+    away = {} if stage == 1 else {"offload_optimizer": {"device": "cpu"}}
+    notes = prepared(stage, memory_efficient_linear=False, **away).notes
+    assert sum(note.startswith("zero: memory_efficient_linear is not played: ") for note in notes) == 1
+    assert sum("pin_memory" in note for note in notes) == len(away)

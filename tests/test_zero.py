@@ -543,3 +543,45 @@ def test_experts_gathered_one_by_one_are_refused_before_they_are_written_out(mon
     monkeypatch.setattr(running, "_program", lambda *parts: pytest.fail("ops are written out"))
     with pytest.raises(ScenarioError, match=r"of [\d,]+ kernels and collectives each, 256 MiB are free; use fewer"):
         mixture.prepare()
+
+
+@pytest.mark.parametrize(("pinned", "said"), [(True, 0), (False, 1)])
+def test_parameters_alone_away_are_told_to_be_copied_as_pinned_ones(pinned, said):
+    notes = config(3, offload_param={"device": "cpu", "pin_memory": pinned}).notes
+    assert sum("pin_memory" in note for note in notes) == said
+    assert sum("streams of their own" in note for note in notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "usual"),
+    [
+        ("stage3_module_granularity_threshold", 1000, 0),
+        ("stage3_use_all_reduce_for_fetch_params", True, False),
+        ("stage3_allgather_sequential", True, False),
+        ("stage3_model_persistence_threshold", 1e6, None),
+        ("memory_efficient_linear", False, True),
+        ("round_robin_gradients", True, False),
+        ("zero_quantized_nontrainable_weights", True, False),
+        ("zeropp_loco_param", {"err_beta": 0.8}, None),
+    ],
+)
+def test_a_field_that_is_not_played_is_told_in_the_notes_of_a_run(field, value, usual):
+    for stage in (2, 3):
+        notes = program(config(stage, **{field: value})).notes
+        assert sum(note.startswith(f"zero: {field} is not played: ") for note in notes) == 1
+    assert not any("not played" in note for note in program(config(3, **{field: usual})).notes)
+
+
+def test_the_stage_one_of_old_is_refused():
+    with pytest.raises(msgspec.ValidationError, match="legacy_stage1 = true is the stage 1 of DeepSpeed before"):
+        config(1, legacy_stage1=True)
+    assert config(1, legacy_stage1=False).notes == ()
+
+
+def test_pieces_of_an_update_are_told_where_deepspeed_makes_several():
+    made = linears()
+    part = made.trained // 8
+    for size, said in ((part, 0), (part - 1, 1), (0, 1)):
+        notes = program(config(3, sub_group_size=size), made).notes
+        assert sum("sub_group_size" in note for note in notes) == said
+    assert not any("sub_group_size" in note for note in program(config(2, sub_group_size=0), made).notes)

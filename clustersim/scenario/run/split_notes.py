@@ -12,6 +12,7 @@ from clustersim.training.parallel import ParallelConfig, preset
 from clustersim.training.schedules import Schedule
 from clustersim.training.strategies.ddp import DDPConfig
 from clustersim.training.strategies.fsdp_config import FSDPConfig
+from clustersim.training.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario.run.split_step import Split
@@ -51,6 +52,8 @@ def split_notes(split: Split) -> Iterator[str]:
             yield f"{name} changes nothing here: {need}"
     if not parallel.splits and isinstance(scenario.config, DDPConfig):
         yield _framework(split, scenario.config)
+    if isinstance(scenario.config, ZeroConfig):
+        yield from scenario.config.notes
     if not whole and (unplayed := _strategy_not_played(scenario)):
         yield f"{', '.join(unplayed)} changes nothing beside a split model, whose replicas are [parallel]'s"
 

@@ -358,7 +358,21 @@ class Zero3(Zero):
         return (
             f"zero3: {self.ranks} ranks, {calls} all-gathers a micro-batch, at most {live} gathered at once",
             *self._regathered(),
+            *self._updated_in_pieces(),
             *self.config.notes,
+        )
+
+    def _updated_in_pieces(self) -> tuple[str, ...]:
+        """Where DeepSpeed updates a rank's part in several pieces, that it is played in one.
+
+        As ``_create_fp16_sub_groups`` makes them (deepspeed/runtime/zero/stage3.py of DeepSpeed 0.17.6)."""
+        size = elements(self.config.zero_optimization.sub_group_size)
+        part = self.model.trained // self.ranks
+        if part <= size:
+            return ()
+        return (
+            f"zero3: a rank's {part:,} parameters are updated in one piece, where DeepSpeed's sub_group_size updates "
+            f"about {size:,} at a time",
         )
 
     def _regathered(self) -> tuple[str, ...]:

@@ -1,17 +1,20 @@
 """DeepSpeed's ``zero_optimization`` block as it is written, and what its defaults mean.
 
 Names and defaults are those of deepspeed/runtime/zero/config.py and offload_config.py. Sizes are *elements*, not bytes.
-Keys that do not change what is sent or kept (checkpoint and logging options) are read and left alone.
+Keys that do not change what is sent or kept (checkpoint and logging options) are read and left alone; what is not
+played is told in the words of the launch files' table (``data/exchange/deepspeed.toml``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from clustersim.core.program import DTYPE_BYTES
+from clustersim.core.texts import data_table
 from clustersim.training.strategies import base, sharded
 
 Count = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)] | str
@@ -68,6 +71,18 @@ class Offload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.device == "cpu"
 
 
+class LocoParam(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``zeropp_loco_param``: errors of quantized gradients that are added to the next ones (LoCo).
+
+    Parameters
+    ----------
+    err_beta, reset_T : how errors are averaged, and after how many steps they are forgotten; without effect here.
+    """
+
+    err_beta: float = 0.8
+    reset_T: int = 1024
+
+
 class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The block.
 
@@ -84,7 +99,10 @@ class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     zero_hpz_partition_size : backward gathers from a second copy, shared by so many ranks (ZeRO++).
     offload_param, offload_optimizer : what lives on the host.
     zero_quantized_weights, zero_quantized_gradients : int8 all_gather, int4 all_to_all in two hops (ZeRO++).
-    others : read as DeepSpeed does, without effect here. mics_shard_size : refused where above 0.
+    sub_group_size : elements that stage 3 updates together, without effect here: played is one update, and a note says
+        so where DeepSpeed makes several.
+    others : read as DeepSpeed does, without effect here; a run says so of what has one in DeepSpeed.
+    mics_shard_size : refused where above 0. legacy_stage1 : refused where true.
     """
 
     stage: Literal[0, 1, 2, 3] = 0
@@ -123,7 +141,7 @@ class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     pipeline_loading_checkpoint: bool = False
     override_module_apply: bool = True
     log_trace_cache_warnings: bool = False
-    zeropp_loco_param: dict[str, Any] | None = None
+    zeropp_loco_param: LocoParam | None = None
     mics_shard_size: int = -1
     mics_hierarchical_params_gather: bool = False
 
@@ -136,6 +154,8 @@ class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 raise ValueError(f"{name} = {getattr(self, name)!r}: write a number of elements, or true or false")
         if self.stage == 0:
             raise ValueError("stage 0 is plain data parallelism: use kind = 'ddp', or a stage of 1, 2 or 3")
+        if self.legacy_stage1:
+            raise ValueError("legacy_stage1 = true is the stage 1 of DeepSpeed before 0.5.9, not played; leave it out")
         if self.mics_shard_size > 0:
             raise ValueError("mics_shard_size (MiCS) is not played; fsdp with a replicate degree is the same idea")
         if self.reduce_bucket_size == 0:
@@ -145,6 +165,18 @@ class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def overlaps(self) -> bool:
         """Whether reductions run beside backward: only stage 3 does so by default."""
         return self.stage == 3 if self.overlap_comm is None else bool(self.overlap_comm)
+
+    def unplayed(self) -> Iterator[str]:
+        """Of each field that is set and not played: what is played instead."""
+        reasons = data_table("exchange/deepspeed")["unplayed"]
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if value in (None, field.default):
+                continue
+            name = f"zero_optimization.{field.name}"
+            for glob, instead in reasons.items():
+                if fnmatchcase(f"{name}={value}" if "=" in glob else name, glob):
+                    yield f"zero: {field.name} is not played: {instead}"
 
 
 class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero"):
@@ -219,20 +251,20 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is assumed of any stage."""
-        if not self.offloads_optimizer:
-            return ()
-        texts: tuple[str, ...] = (
-            "zero: copies to and from the host are streams of their own, at one rate whoever copies",
-        )
+        """What is not played, and what is assumed of any stage."""
+        texts = [*self.zero_optimization.unplayed()]
+        if not self.offloads:
+            return tuple(texts)
+        texts.append("zero: copies to and from the host are streams of their own, at one rate whoever copies")
         away = (self.zero_optimization.offload_optimizer, self.zero_optimization.offload_param)
         if any(part is not None and part.on and not part.pin_memory for part in away):
-            texts += ("zero: copies are as fast as pinned memory's; without pin_memory = true they are slower",)
-        starting = (
-            "zero: while it starts, every rank of a node has all parameters on the host twice, in their own type, "
-            "before they are shared out: host memory is that of the steps after it"
-        )
-        return (*texts, starting) if self.zero_optimization.stage < 3 else texts
+            texts.append("zero: copies are as fast as pinned memory's; without pin_memory = true they are slower")
+        if self.zero_optimization.stage < 3:
+            texts.append(
+                "zero: while it starts, every rank of a node has all parameters on the host twice, in their own type, "
+                "before they are shared out: host memory is that of the steps after it"
+            )
+        return tuple(texts)
 
     @property
     def offloads_parameters(self) -> bool:
