@@ -390,3 +390,20 @@ def test_runs_of_programs_on_the_trainer_that_are_not_played_are_refused(text: s
 
 def test_axolotls_switch_for_xformers_is_its_kernel() -> None:
     assert had(tuned(AXOLOTL + "xformers_attention: true\n", "axolotl train"))["model.attention"] == "efficient"
+
+
+def test_kernels_and_recomputation_that_no_file_says_are_told_as_they_are_taken() -> None:
+    attention, others, again = "attention is fused, by the kernel", "op by op", "no layer is computed again"
+    alone = [document(json.dumps({"train_micro_batch_size_per_gpu": 1, BLOCK[:-1]: {"stage": 3}}), "ds.json")]
+    place = {"topology": "hgx-h100", "nodes": 2}
+
+    def told(made: exchange.LaunchImport) -> list[str]:
+        return [text for text in (attention, others, again) if any(text in note for note in made.notes)]
+
+    assert told(exchange.read(alone, place, model="gpt2-xl")) == [attention, others, again]
+    assert told(exchange.read(alone, place, model="resnet50")) == [others, again]
+    assert told(read(TRAINER)) == [attention, others, again]
+    assert told(read(f"{TRAINER} --gradient_checkpointing")) == [attention, others]
+    assert told(read(f"{TRAINER} --attn_implementation sdpa")) == [others, again]
+    assert told(read(f"{TRAINER} --use_liger_kernel --attn_implementation sdpa --gradient_checkpointing")) == []
+    assert told(read()) == []  # of Megatron-DeepSpeed's script, whose options say all of it

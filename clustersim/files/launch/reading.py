@@ -16,7 +16,7 @@ from clustersim.files.launch.scenario_tables import checked, machine, shorter, t
 from clustersim.files.launch.table import FrameworkTable
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Table as Tables
-from clustersim.scenario.run.parts import model_of
+from clustersim.scenario.run.parts import model_of, transformer_of
 
 SIXTEEN = ("bf16.enabled", "fp16.enabled")
 """Of DeepSpeed's file."""
@@ -76,6 +76,7 @@ def read(
     result, tables = _made(parts, place, world, run or {})
     parts.notes += _unsaid(parts.fields, result)
     parts.notes += _undecided(parts.fields, parts.options)
+    parts.notes += _kernels_taken(parts, result)
     if parts.table.name == "torchtitan":
         parts.notes += torchtitan.wide_experts(parts.options, result)
     mapped = tuple(dict.fromkeys(parts.options[key].name for key in parts.options if key in used))
@@ -124,3 +125,26 @@ def _undecided(fields: ScenarioFields, options: Mapping[Key, OptionValue]) -> li
         return []
     names = " and ".join(option.name for option in auto)
     return [f"{auto[0].where}: {names} auto is what --bf16 or --fp16 of the Trainer says, and no file has it: fp32"]
+
+
+def _kernels_taken(parts: LaunchParts, made: Scenario) -> list[str]:
+    """Notes on kernels and recomputation that a script of Hugging Face's models decides, where no option says them: as
+    ``attn_implementation`` and ``gradient_checkpointing`` of transformers are by default."""
+    is_megatron_script = parts.table.name == "deepspeed" and "shape.layers" in parts.fields
+    if parts.table.name not in {"deepspeed", "accelerate"} or is_megatron_script or made.file.model.file is not None:
+        return []
+    taken = []
+    if transformer_of(made) is not None and not _is_said(parts, "model.attention"):
+        taken.append("attention is fused, by the kernel that PyTorch picks (SDPA)")
+    if not _is_said(parts, "model.implementation"):
+        others = "other kernels" if taken else "kernels"
+        taken.append(f"{others} are as PyTorch runs them op by op")
+    if not _is_said(parts, "model.activation_checkpointing"):
+        taken.append("no layer is computed again")
+    return [f"no file says otherwise: {'; '.join(taken)}"] if taken else []
+
+
+def _is_said(parts: LaunchParts, field: str) -> bool:
+    """Whether an option of any row about this field is in the files, with whatever value."""
+    names = {row.option for row in parts.table.every() if row.field == field}
+    return field in parts.fields.by or any(name in names for _, name in parts.options)
