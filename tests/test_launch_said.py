@@ -117,3 +117,18 @@ def test_what_is_neither_written_nor_named_changes_nothing(case):
     as_it_is = figures(made)
     for path, value, changed in silent:
         assert figures(changed) == as_it_is, (path, value)
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "accelerate"])
+@pytest.mark.parametrize("attention", [None, "flash", "eager"])
+def test_of_eager_kernels_only_those_that_would_be_others_have_no_word(framework, attention):
+    """Attention that PyTorch fuses is what both frameworks' words say of flash attention, beside whatever kernels."""
+    few = {"cluster.nodes": 1, **FEW, "model.implementation": "eager"}
+    made = scenario.load("zero3_llama3_8b_2x8_a100", few | ({"model.attention": attention} if attention else {}))
+    written = exchange.written(made, framework)
+    script = next(text for name, text in written.texts.items() if name.endswith(".sh"))
+    assert not any("model.attention" in line for line in written.wordless)
+    assert ("--use-flash-attn-v2" in script) == (framework == "deepspeed" and attention == "flash")
+    assert ("--attn_implementation eager" in script) == (framework == "accelerate" and attention != "flash")
+    other = any("model.implementation" in line for line in written.wordless)
+    assert other == (framework == "deepspeed" or attention == "flash")

@@ -22,6 +22,7 @@ from clustersim.files.launch.files import document
 from clustersim.files.launch.reading import read
 from clustersim.files.launch.table import NAMES, FrameworkTable, LaunchOption, holds, load
 from clustersim.model.base import TransformerShape
+from clustersim.model.transformer_model import execution
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.schema import Run
 from clustersim.scenario.file.splitting import ddp_of, splits, with_micro_batches
@@ -235,15 +236,14 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
 
 
 def _kernels_of(leaf_values: texts.Table) -> texts.Table:
-    """``[model]``'s kernels without what is played anyway: attention fused by PyTorch's own choice of a kernel, but of
-    ``eager`` ops, and ``flash`` where no implementation is said (transformer_model.py, ``execution``)."""
-    attention = leaf_values.get("model.attention")
-    implementation = leaf_values.get("model.implementation")
-    if implementation == "flash" and attention != "eager":
-        implementation = None
-    if attention == "flash" and implementation != "eager":
-        attention = None
-    return {"model.attention": attention, "model.implementation": implementation}
+    """``[model]``'s kernels without what is played anyway: attention fused by PyTorch's own choice of a kernel, and the
+    implementation that comes with the attention."""
+    attention, implementation = execution(leaf_values.get("model.attention"), leaf_values.get("model.implementation"))
+    usual = execution(attention, None)[1]
+    return {
+        "model.attention": None if attention == "flash" else attention,
+        "model.implementation": None if implementation == usual else implementation,
+    }
 
 
 def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, texts.Table]:
