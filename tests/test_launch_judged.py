@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_launch_kinds import megatron
 
@@ -13,6 +14,7 @@ from clustersim.files import launch as exchange
 from clustersim.files.launch import torchtitan, verl
 from clustersim.files.launch.files import document
 from clustersim.files.launch.table import NAMES, load
+from clustersim.training.strategies.fsdp_config import FSDPConfig
 
 DATA = Path(__file__).parent / "data"
 OPTIONS = DATA / "megatron_options.txt"
@@ -289,3 +291,13 @@ def test_the_table_of_each_framework_is_read_once() -> None:
     """Whoever tells framework from framework asks for all in turn: a memory for fewer would keep none of them."""
     tables = [load(name) for name in NAMES]
     assert all(load(name) is table for name, table in zip(NAMES, tables, strict=True))
+
+
+def test_fully_sharded_replicas_of_megatron_are_refused_with_what_they_keep_and_a_strategy_that_is_nearest() -> None:
+    with pytest.raises(ScenarioError, match=r"--use-torch-fsdp2.*fp32 copies beside them") as refused:
+        megatron("--use-torch-fsdp2 --untie-embeddings-and-output-weights --no-gradient-accumulation-fusion")
+    for word in ('kind = "fsdp"', 'param_dtype = "bf16"', "ends_apart = true"):
+        assert word in str(refused.value)
+    nearest = {"kind": "fsdp", "param_dtype": "bf16", "ends_apart": True}
+    config = msgspec.convert(nearest, FSDPConfig)
+    assert (config.version, config.param_dtype, config.wire_dtype, config.orig_dtype) == (2, "bf16", "bf16", "fp32")

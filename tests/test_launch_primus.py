@@ -234,7 +234,7 @@ def test_stages_without_waits_of_the_host_turn_on_what_primus_turns_on():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("use_torch_fsdp2: true", "shards parameters and gradients"),
+        ("use_torch_fsdp2: true", "fully_shard.*fp32 copies beside them.*Nearest is kind"),
         ('recompute_layer_ids: "0,3,4"', "computes chosen layers again"),
         ("patch_zero_bubble: true", "zero-bubble pipeline"),
         ("patch_moe_overlap: true", "schedule of Primus's own"),
