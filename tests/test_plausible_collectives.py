@@ -15,7 +15,7 @@ from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, seconds
-from clustersim.collectives.nccl_terms import SCRIPTED_FROM
+from clustersim.collectives.rccl_scripts import SCRIPTED_FROM
 from clustersim.core.transports import transport
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "sendrecv", "gather")

@@ -20,6 +20,7 @@ from clustersim.collectives.nccl.ratings import generation_row
 from clustersim.collectives.nccl.search import search
 from clustersim.collectives.nccl.view import with_full_nics
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement
+from clustersim.collectives.rccl_scripts import SCRIPTED_STEPS, scripted
 from clustersim.core.arrays import Floats
 from clustersim.core.collective_kinds import COPY_ENGINE
 from clustersim.core.costs import CommunicationCosts
@@ -158,27 +159,9 @@ def busy_steps(
     """
     if (kind, algorithm) != ("all_reduce", "ring") or protocol not in costs.empty_steps:
         return 1.0
-    if _scripted(protocol, nbytes, group):
+    if scripted(protocol, nbytes, group):
         return SCRIPTED_STEPS / (2.0 * (group.size - 1))
     return 1.0 - costs.empty_steps[protocol] * max(0.0, 1.0 - nbytes / (LEAST_PIECE[protocol] * group.size))
-
-
-SCRIPTED_FROM = 1024.0
-SCRIPTED_STEPS = 2.0
-"""Steps of an all_reduce of so many bytes and more in which each of eight GPUs sends to all others at once: RCCL brings
-scripts for payloads that LL carries on AMD's meshes (MSCCL, rccl tools/msccl-algorithms), in place of a ring's 14
-steps. Eight MI300X take 22.9 us for 512 bytes, and 13.1 to 13.3 for 1 to 32 KiB."""
-SCRIPTED_GPUS = 8
-
-
-def _scripted(protocol: str, nbytes: float, group: Group) -> bool:
-    """Whether RCCL's scripts make an all_reduce: of all eight of AMD's GPUs of a node, each linked to each other."""
-    place = placement(group)
-    if protocol != "LL" or nbytes < SCRIPTED_FROM or place.age != "amd" or place.islands > 1:
-        return False
-    links = place.system.views[0].nvlinks
-    pairs = SCRIPTED_GPUS * (SCRIPTED_GPUS - 1)
-    return group.size == SCRIPTED_GPUS and sum(count > 0 for row in links for count in row) == pairs
 
 
 LARGEST = (0.0, 0.56, 1.03, 1.42, 1.77, 2.07)

@@ -77,12 +77,12 @@ def unfolded(read: Sequence[Document], asked: str | None) -> tuple[list[Document
     given = {Path(one.name).name: one.text for one in read if one.kind == "yaml" and one is not file}
     presets = Presets("", given, file.name, environment)
     name, module = _module(file, table, presets)
-    made = _document(file, _overrides(module), _presets(file, name, module, presets), presets)
+    experiment = _document(file, _overrides(module), _presets(file, name, module, presets), presets)
     for command in commands:
         _changed(command, presets.framework)
-    made.notes += _notes(made, presets, commands)
+    experiment.notes += _notes(experiment, presets, commands)
     left = [one for one in read if one is not file and Path(one.name).name not in presets.read]
-    return [made, *left], None
+    return [experiment, *left], None
 
 
 def _ask_for_experiment(commands: Sequence[Document], file: str) -> None:
@@ -161,7 +161,7 @@ def _presets(file: Document, name: str, module: Mapping[str, Any], presets: Pres
 def _document(file: Document, own: Table, base: Table, presets: Presets) -> Document:
     """An experiment with its presets below it, as a file of its framework."""
     titan = presets.framework == "torchtitan"
-    made = Document(file.name, "toml" if titan else "yaml", notes=list(file.notes))
+    experiment = Document(file.name, "toml" if titan else "yaml", notes=list(file.notes))
     stated = dict(_flat(own))
     plain = data_table("primus_presets")[presets.framework]["plain"]
     table = load("torchtitan" if titan else "primus")
@@ -170,12 +170,12 @@ def _document(file: Document, own: Table, base: Table, presets: Presets) -> Docu
         if value is None or (path in plain and plain[path] == value) or (not is_own and not _matters(path, table)):
             continue
         where = file.name if is_own else f"presets of {file.name}"
-        made.options["config", path] = OptionValue(path, value, where)
+        experiment.options["config", path] = OptionValue(path, value, where)
     if titan:
-        primus_titan.arranged(made)
+        primus_titan.arranged(experiment)
     else:
-        made.options[FRAMEWORK] = OptionValue("framework", presets.framework, file.name)
-    return made
+        experiment.options[FRAMEWORK] = OptionValue("framework", presets.framework, file.name)
+    return experiment
 
 
 NEEDED = ("tokenizer_model", "turbo_sync_free_moe_stage", "enable_primus_turbo", "pp_algorithm")
@@ -214,22 +214,28 @@ AMOUNTS = (
 """Samples and tokens, which people rarely leave to presets."""
 
 
-def _notes(made: Document, presets: Presets, commands: Sequence[Document]) -> list[str]:
+def _notes(experiment: Document, presets: Presets, commands: Sequence[Document]) -> list[str]:
     """What is taken of presets and variables that nobody gave, in sentences."""
     notes = []
     if presets.tabulated:
-        notes.append(f"{made.name}: presets that no file holds are as Primus has them: {', '.join(presets.tabulated)}")
-    named = made.options.get(("config", NAMED))
+        notes.append(
+            f"{experiment.name}: presets that no file holds are as Primus has them: {', '.join(presets.tabulated)}"
+        )
+    named = experiment.options.get(("config", NAMED))
     if named is not None:
-        notes.append(f"{made.name}: of the model's preset the name alone is known: its sizes are {named.value}'s")
+        notes.append(f"{experiment.name}: of the model's preset the name alone is known: its sizes are {named.value}'s")
     if presets.defaulted:
         names = ", ".join(dict.fromkeys(presets.defaulted))
-        notes.append(f"{made.name}: no script sets these variables, which have the file's defaults: {names}")
+        notes.append(f"{experiment.name}: no script sets these variables, which have the file's defaults: {names}")
     stated = {key for command in commands for key in command.overrides}
-    amounts = [made.options[key] for name in AMOUNTS if (key := ("config", name)) in made.options and key not in stated]
-    usual = [option.as_written for option in amounts if option.where != made.name]
+    amounts = [
+        experiment.options[key]
+        for name in AMOUNTS
+        if (key := ("config", name)) in experiment.options and key not in stated
+    ]
+    usual = [option.as_written for option in amounts if option.where != experiment.name]
     if usual:
-        notes.append(f"{made.name}: the presets say {', '.join(usual)}, and nobody else")
+        notes.append(f"{experiment.name}: the presets say {', '.join(usual)}, and nobody else")
     return notes
 
 

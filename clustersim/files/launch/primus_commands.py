@@ -40,7 +40,7 @@ def spelt_out(words: Sequence[str], variables: Mapping[str, Any], given: Contain
         if name != CLI and name not in SCRIPTS:
             continue
         own = {**variables, **_assigned(words[:i])}
-        before = [one for one in words[:i] if one not in _SHELLS and not _ASSIGNMENT.fullmatch(one)]
+        before = [ahead for ahead in words[:i] if ahead not in _SHELLS and not _ASSIGNMENT.fullmatch(ahead)]
         if name == CLI:
             return _of_cli(list(words[i + 1 :]), before, own)
         experiment = str(own.get("EXP", ""))
@@ -58,15 +58,15 @@ def _of_cli(words: list[str], before: list[str], variables: Mapping[str, Any]) -
     """``[OPTIONS] direct|slurm|container [OPTIONS] -- [direct|container ... --] train pretrain ...``."""
     if "train" not in words:
         return None
-    at = words.index("train")
-    ahead = words[:at]
+    start = words.index("train")
+    ahead = words[:start]
     own = {**variables, **_assigned([word for option, word in pairwise(ahead) if option == "--env"])}
     nodes = ""
     if "slurm" in ahead:
         slurm = ahead[ahead.index("slurm") + 1 :]
         slurm = slurm[: slurm.index("--")] if "--" in slurm else slurm
         nodes = directed_options(slurm).get("nodes", "${SLURM_NNODES}")
-    return [*before, *_torchrun(before, nodes, own), *words[at:]]
+    return [*before, *_torchrun(before, nodes, own), *words[start:]]
 
 
 def _torchrun(before: Sequence[str], nodes: str, variables: Mapping[str, Any]) -> list[str]:

@@ -55,12 +55,12 @@ class Presets:
     def _preset(self, kind: str, name: str, folder: Path | None, depth: int) -> Table:
         if depth > DEEPEST:
             raise ScenarioError(f"{self.experiment}: preset {shown(name)} extends itself")
-        found = self._text(kind, name, folder)
+        preset_file = self._text(kind, name, folder)
         rows = data_table("primus_presets")[self.framework]
         own = Path(name).name
-        if found is None:
+        if preset_file is None:
             return self._tabulated(kind, own, rows, depth)
-        text, path = found
+        text, path = preset_file
         table = with_variables(yaml_table(text, str(path), ScenarioError), self.environment, self.defaulted, str(path))
         merged: Table = {}
         for below in [below for key in EXTENDS for below in _names(table.pop(key, None))]:

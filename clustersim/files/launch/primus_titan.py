@@ -28,15 +28,15 @@ UNCHANGED = {f"{MODEL}{name}" for name in ("hf_assets_path", "tokenizer_path", "
 """Options of a model that leave its flavor's sizes as they are, and are judged by torchtitan's table."""
 
 
-def arranged(made: Document) -> None:
-    """Bring an experiment over torchtitan to torchtitan's options alone, with notes on the others. Changes ``made``.
+def arranged(experiment: Document) -> None:
+    """Bring an experiment over torchtitan to torchtitan's options alone, with notes on the others. Changes it.
 
     Raises :class:`ScenarioError` for a model that is changed in size, and for experts alone in 8 bits.
     """
-    options = made.options
+    options = experiment.options
     for name in LOGS:
         options.pop(("config", name), None)
-    _refuse_sizes(made)
+    _refuse_sizes(experiment)
     _converters(options)
     turbo = {key[1].removeprefix(TURBO): options.pop(key) for key in list(options) if key[1].startswith(TURBO)}
     on = _on(turbo, "enable_primus_turbo", True)
@@ -48,10 +48,12 @@ def arranged(made: Document) -> None:
             f"{turbo[names[0]].where}: {TURBO}{names[0]} beside use_moe_fp8 (true, unless it is said) has experts "
             f"alone in 8 bits, which is not played; say {TURBO}use_moe_fp8: false"
         )
-    made.notes.append(f"{made.name}: Primus-Turbo's kernels are the device's usual ones ({TURBO}enable_primus_turbo)")
+    experiment.notes.append(
+        f"{experiment.name}: Primus-Turbo's kernels are the device's usual ones ({TURBO}enable_primus_turbo)"
+    )
     for name in IN_EIGHT_BITS:
         if _on(turbo, name, False):
-            made.notes.append(f"{made.name}: {TURBO}{name}: attention is played in 16 bits")
+            experiment.notes.append(f"{experiment.name}: {TURBO}{name}: attention is played in 16 bits")
 
 
 def _on(options: dict[str, OptionValue], name: str, usual: bool) -> bool:
@@ -68,12 +70,12 @@ def _converters(options: dict[Key, OptionValue]) -> None:
     options[key] = OptionValue(option.name, [name for name in option.value if name != CONVERTER], option.where)
 
 
-def _refuse_sizes(made: Document) -> None:
+def _refuse_sizes(experiment: Document) -> None:
     """Raise :class:`ScenarioError` for sizes of a model that its flavor may not have, of whoever says them (Primus's
     override of models); its own number of layers is passed over."""
     known = {name for row in load("torchtitan").every() for name in row.option.split("+")} | UNCHANGED
-    layers = _layers(made.options)
-    for (at, path), option in list(made.options.items()):
+    layers = _layers(experiment.options)
+    for (at, path), option in list(experiment.options.items()):
         if not path.startswith(MODEL) or path in known:
             continue
         if path != f"{MODEL}n_layers" or option.value != layers:
@@ -81,7 +83,7 @@ def _refuse_sizes(made: Document) -> None:
                 f"{option.where}: {path} {shown(option.value)} changes the model of this flavor, which is not read; "
                 "leave it out, and give the model as a config.json: --model PATH"
             )
-        del made.options[at, path]
+        del experiment.options[at, path]
 
 
 def _layers(options: Mapping[Key, OptionValue]) -> int | None:

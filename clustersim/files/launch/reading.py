@@ -105,14 +105,14 @@ def _asked_length(fields: ScenarioFields, seq_len: int) -> list[str]:
     return [f"seq_len = {seq_len:,} as asked for; {by.where}: {by.name} says {before:,}"]
 
 
-def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
+def _unsaid(fields: ScenarioFields, scenario: Scenario) -> list[str]:
     """Notes on the length of a sequence and the samples of a pass where nobody says them."""
     notes = []
     sizes = ("batch.micro", "batch.local", "batch.global")
     if not any(name in fields.by for name in sizes):
         usual = next((fields[name] for name in sizes if name in fields), 1)
         notes.append(f"no file says how many samples a rank takes at once: {usual}")
-    tokens = model_of(made).seq_len
+    tokens = model_of(scenario).seq_len
     if tokens and "model.seq_len" not in fields:
         notes.append(f"no file says how long a sequence is: {tokens:,} tokens are taken (or say --seq-len)")
     return notes
@@ -127,14 +127,18 @@ def _undecided(fields: ScenarioFields, options: Mapping[Key, OptionValue]) -> li
     return [f"{auto[0].where}: {names} auto is what --bf16 or --fp16 of the Trainer says, and no file has it: fp32"]
 
 
-def _kernels_taken(parts: LaunchParts, made: Scenario) -> list[str]:
+def _kernels_taken(parts: LaunchParts, scenario: Scenario) -> list[str]:
     """Notes on kernels and recomputation that a script of Hugging Face's models decides, where no option says them: as
     ``attn_implementation`` and ``gradient_checkpointing`` of transformers are by default."""
     is_megatron_script = parts.table.name == "deepspeed" and "shape.layers" in parts.fields
-    if parts.table.name not in {"deepspeed", "accelerate"} or is_megatron_script or made.file.model.file is not None:
+    if (
+        parts.table.name not in {"deepspeed", "accelerate"}
+        or is_megatron_script
+        or scenario.file.model.file is not None
+    ):
         return []
     taken = []
-    if transformer_of(made) is not None and not _is_said(parts, "model.attention"):
+    if transformer_of(scenario) is not None and not _is_said(parts, "model.attention"):
         taken.append("attention is fused, by the kernel that PyTorch picks (SDPA)")
     if not _is_said(parts, "model.implementation"):
         others = "other kernels" if taken else "kernels"

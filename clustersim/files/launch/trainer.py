@@ -51,36 +51,36 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     known = {row.option for row in table.every() if row.at == "args"}
     named = [file.options[key] for file in read if (key := ("args", _CONFIG)) in file.options]
     shards = {Path(str(said.value)).name for said in named if str(said.value).endswith(".json")}
-    for one in read:
-        if one.kind == "json" and Path(one.name).name in shards:
-            one.options = {("config", f"{_CONFIG}.{name}"): said for (_, name), said in one.options.items()}
-    for one in read:
-        trainer_args.named_before(one)
+    for file in read:
+        if file.kind == "json" and Path(file.name).name in shards:
+            file.options = {("config", f"{_CONFIG}.{name}"): said for (_, name), said in file.options.items()}
+    for file in read:
+        trainer_args.named_before(file)
     _checkpointed_twice(read)
     swift.filled(read)
-    for one in read:
-        names = {name for _, name in one.options}
-        _refuse_sections(one, names)
-        if one.kind in {"yaml", "json"} and names & set(ARGUMENTS):
-            one.options = {_place(key, known): said for key, said in one.options.items()}
-        _lowered(one)
-        _named_for_deepspeed(one)
-        factory.renamed(one)
-        _inline(one)
-        _of_deepspeed_chat(one)
-        if one.program == "trl sft":
-            _of_trl(one)
-        swift.arranged(one)
-        _renamed(one)
-        trainer_args.arranged(one)
-        if "base_model" in names and (one.kind != "shell" or one.program.startswith("axolotl")):
-            axolotl.arranged(one)
-        _attention(one)
-        factory.arranged(one)
+    for file in read:
+        names = {name for _, name in file.options}
+        _refuse_sections(file, names)
+        if file.kind in {"yaml", "json"} and names & set(ARGUMENTS):
+            file.options = {_place(key, known): said for key, said in file.options.items()}
+        _lowered(file)
+        _named_for_deepspeed(file)
+        factory.renamed(file)
+        _inline(file)
+        _of_deepspeed_chat(file)
+        if file.program == "trl sft":
+            _of_trl(file)
+        swift.arranged(file)
+        _renamed(file)
+        trainer_args.arranged(file)
+        if "base_model" in names and (file.kind != "shell" or file.program.startswith("axolotl")):
+            axolotl.arranged(file)
+        _attention(file)
+        factory.arranged(file)
         for key in (("args", "finetuning_type"), ("args", "adapter"), ("args", "swift_tuner")):
-            if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
-                del one.options[key]
-        _sharded(one)
+            if key in file.options and str(file.options[key].value).lower() in {"full", ""}:
+                del file.options[key]
+        _sharded(file)
     _commanded(read)
     _clipped(read)
     _meshed(read)
@@ -127,9 +127,9 @@ def _lowered(document: Document) -> None:
             options["config", "mixed_precision"] = OptionValue(option.name, option.value.lower(), option.where)
 
 
-def _refuse_sections(one: Document, names: set[str]) -> None:
+def _refuse_sections(file: Document, names: set[str]) -> None:
     """Raise :class:`ScenarioError` for arguments in sections of a script's own file, whose words nobody else has."""
-    if one.kind not in {"yaml", "json"}:
+    if file.kind not in {"yaml", "json"}:
         return
     inside = (
         name
@@ -139,7 +139,7 @@ def _refuse_sections(one: Document, names: set[str]) -> None:
     name = next(inside, None)
     if name is not None:
         raise ScenarioError(
-            f"{one.name}: {name} is in a section of a script's own; give what the Trainer is given: "
+            f"{file.name}: {name} is in a section of a script's own; give what the Trainer is given: "
             f"{name.rsplit('.', 1)[1]} and its kin without sections"
         )
 
@@ -170,42 +170,44 @@ def _commanded(read: Sequence[Document]) -> None:
 def _clipped(read: Sequence[Document]) -> None:
     """``"auto"`` of DeepSpeed's gradient_clipping is the Trainer's max_grad_norm (``HfTrainerDeepSpeedConfig`` of
     transformers/integrations/deepspeed.py), which is 1 as accelerate's own value is (``_prepare_deepspeed``)."""
-    norms = [said for one in read for (_, name), said in one.options.items() if name == "max_grad_norm"]
+    norms = [said for file in read for (_, name), said in file.options.items() if name == "max_grad_norm"]
     norm = norms[0].value if norms else 1.0
-    for one in read:
-        for key, said in one.options.items():
+    for file in read:
+        for key, said in file.options.items():
             if key[1] in {"gradient_clipping", "deepspeed_config.gradient_clipping"} and said.value == "auto":
-                one.options[key] = OptionValue(said.name, norm, said.where)
+                file.options[key] = OptionValue(said.name, norm, said.where)
 
 
 def _unsaid_strategy(read: Sequence[Document]) -> None:
     """Raise :class:`ScenarioError` for a script or a file of arguments whose name, or whose comment on how it is
     launched, tells a strategy that no file says, and so is no DDP."""
-    keys = {key for one in read for key in (*one.options, *one.overrides)}
+    keys = {key for file in read for key in (*file.options, *file.overrides)}
     told = {"distributed_type", "zero_optimization.stage", "deepspeed", "deepspeed_config", "deepspeed_config_file"}
     if any(name in told or name.startswith(("fsdp", "deepspeed")) for _, name in keys):
         return
-    for one in read:
-        beside = re.search(r"^#.*(--config_file|--accelerate_config)[ =](\S+\.ya?ml)", one.text, re.MULTILINE)
+    for file in read:
+        beside = re.search(r"^#.*(--config_file|--accelerate_config)[ =](\S+\.ya?ml)", file.text, re.MULTILINE)
         if beside is not None:
             raise ScenarioError(
-                f"{one.name}: a comment says that it is launched with {beside[2]}, which says how it shards; give that "
-                "file too"
+                f"{file.name}: a comment says that it is launched with {beside[2]}, which says how it shards; give "
+                "that file too"
             )
-        for name in (one.program, *(Path(one.name).parts[-2:] if one.kind in {"yaml", "json"} else ())):
-            word = re.search(r"fsdp|deepspeed|zero[-_]?\d" + ("|megatron" if name == one.program else ""), name.lower())
+        for name in (file.program, *(Path(file.name).parts[-2:] if file.kind in {"yaml", "json"} else ())):
+            word = re.search(
+                r"fsdp|deepspeed|zero[-_]?\d" + ("|megatron" if name == file.program else ""), name.lower()
+            )
             if word:
                 raise ScenarioError(
-                    f"{one.name}: {name} tells of {word[0]}, and no file says how it shards; give accelerate's file "
+                    f"{file.name}: {name} tells of {word[0]}, and no file says how it shards; give accelerate's file "
                     "or DeepSpeed's, or say --fsdp or --deepspeed"
                 )
-    if not any(one.kind == "shell" for one in read):
+    if not any(file.kind == "shell" for file in read):
         read[0].notes.append(f"{read[0].name}: no file says how it is launched: DDP, as the Trainer has it without one")
-    for one in read:
-        launcher = one.options.get(("args", "launcher"))
+    for file in read:
+        launcher = file.options.get(("args", "launcher"))
         if launcher is not None and str(launcher.value).rsplit("/", 1)[-1] == "deepspeed":
-            one.notes.append(
-                f"{one.name}: deepspeed starts the ranks, and no option names its configuration: DDP, as the Trainer "
+            file.notes.append(
+                f"{file.name}: deepspeed starts the ranks, and no option names its configuration: DDP, as the Trainer "
                 "has it without one; of a script that makes one itself give that as a .json file too"
             )
 
@@ -213,9 +215,9 @@ def _unsaid_strategy(read: Sequence[Document]) -> None:
 def _meshed(read: Sequence[Document]) -> None:
     """Shards of ``ParallelismConfig`` where no file names a strategy: FSDP2's (accelerate's
     examples/torch_native_parallelism/nd_parallel.py)."""
-    shards = [one for one in read for at, name in one.options if name.endswith("_config_dp_shard_size")]
+    shards = [file for file in read for at, name in file.options if name.endswith("_config_dp_shard_size")]
     kinds = {("config", "distributed_type"), ("config", f"{_CONFIG}.fsdp_version")}
-    if not shards or any(kinds & {*one.options, *one.overrides} for one in read):
+    if not shards or any(kinds & {*file.options, *file.overrides} for file in read):
         return
     for name, value in (("distributed_type", "FSDP"), (f"{_CONFIG}.fsdp_version", 2)):
         shards[0].options["config", name] = OptionValue("--dp-shard-size", value, shards[0].name)
@@ -233,82 +235,84 @@ CHAT = {
 microsoft/DeepSpeedExamples at 7cc6cc31)."""
 
 
-def _of_deepspeed_chat(one: Document) -> None:
+def _of_deepspeed_chat(file: Document) -> None:
     """``--zero_stage`` of a script that makes DeepSpeed's configuration itself, as DeepSpeed-Chat's does; its 16 bits
     are fp16 where ``--dtype`` does not say."""
-    stage = one.options.pop(("args", "zero_stage"), None)
+    stage = file.options.pop(("args", "zero_stage"), None)
     if stage is None:
         return
     for name, value in CHAT.items():
-        one.options["config", name] = OptionValue(stage.name, value, stage.where)
-    one.options["config", "distributed_type"] = OptionValue(stage.name, "DEEPSPEED", stage.where)
-    one.options["config", "deepspeed_config.zero_stage"] = stage
-    device = "cpu" if one.options.pop(("args", "offload"), None) else "none"
+        file.options["config", name] = OptionValue(stage.name, value, stage.where)
+    file.options["config", "distributed_type"] = OptionValue(stage.name, "DEEPSPEED", stage.where)
+    file.options["config", "deepspeed_config.zero_stage"] = stage
+    device = "cpu" if file.options.pop(("args", "offload"), None) else "none"
     for name in ("param", "optimizer") if str(stage.value) == "3" else ("optimizer",):  # which stage 3 alone reads
         key = "config", f"deepspeed_config.offload_{name}_device"
-        one.options[key] = OptionValue("--offload", device, stage.where)
-    sixteen = next((name for name in ("bf16", "fp16") if ("args", name) in one.options), "fp16")
-    said = one.options.pop(("args", "dtype"), OptionValue(f"--{sixteen}", sixteen, stage.where))
-    one.options["args", str(said.value)] = OptionValue(said.name, True, said.where)
-    one.options.pop(("args", "deepspeed"), None)
-    one.notes.append(
-        f"{one.name}: {stage.name} is of a script that makes DeepSpeed's configuration itself: {said.value}, and the "
+        file.options[key] = OptionValue("--offload", device, stage.where)
+    sixteen = next((name for name in ("bf16", "fp16") if ("args", name) in file.options), "fp16")
+    said = file.options.pop(("args", "dtype"), OptionValue(f"--{sixteen}", sixteen, stage.where))
+    file.options["args", str(said.value)] = OptionValue(said.name, True, said.where)
+    file.options.pop(("args", "deepspeed"), None)
+    file.notes.append(
+        f"{file.name}: {stage.name} is of a script that makes DeepSpeed's configuration itself: {said.value}, and the "
         "rest as DeepSpeed-Chat's main.py has it"
     )
 
 
-def _of_trl(one: Document) -> None:
+def _of_trl(file: Document) -> None:
     """What TRL's command has by default otherwise than the Trainer (trl/trainer/sft_config.py and base_config.py of TRL
     1.16)."""
-    given = {name for _, name in one.options}
+    given = {name for _, name in file.options}
     length = not given & {"max_length", "max_seq_length"}
     usual = {"gradient_checkpointing": True, "bf16": "fp16" not in given} | ({"max_length": 1024} if length else {})
     added = {name: value for name, value in usual.items() if name not in given}
     for name, value in added.items():
-        one.options["args", name] = OptionValue(name, value, one.name)
+        file.options["args", name] = OptionValue(name, value, file.name)
     if added:
         words = ", ".join(f"{name} {str(value).lower()}" for name, value in added.items())
-        one.notes.append(f"{one.name}: as TRL 1.16 has it by default: {words}")
-    one.notes.append(
-        f"{one.name}: TRL 1.16 takes the loss in chunks of tokens (its add_fused_lm_head), which no option says: "
+        file.notes.append(f"{file.name}: as TRL 1.16 has it by default: {words}")
+    file.notes.append(
+        f"{file.name}: TRL 1.16 takes the loss in chunks of tokens (its add_fused_lm_head), which no option says: "
         "logits are played whole, as earlier releases have them, in time and memory"
     )
 
 
-def _renamed(one: Document) -> None:
+def _renamed(file: Document) -> None:
     """Names that the Trainer's scripts have for what accelerate, or another of them, says."""
     for name, degree in _DEGREES.items():
-        said = one.options.pop(("args", name), None)
+        said = file.options.pop(("args", name), None)
         if said is not None:
             key = "config", f"parallelism_config.parallelism_config_{degree}_size"
-            one.options[key] = OptionValue(said.name, said.value, said.where)
-    config = one.options.pop(("args", "config_name"), None)
+            file.options[key] = OptionValue(said.name, said.value, said.where)
+    config = file.options.pop(("args", "config_name"), None)
     if config is not None:
-        one.options.setdefault(("args", "model_name_or_path"), config)
-    packed = one.options.pop(("args", "max_packed_sequence_len"), None)
+        file.options.setdefault(("args", "model_name_or_path"), config)
+    packed = file.options.pop(("args", "max_packed_sequence_len"), None)
     if packed is not None:  # of axolotl before 0.3: samples are joined to sequences of this length
         for name in ("sequence_len", "max_seq_length"):
-            one.options.pop(("args", name), None)
-        one.options["args", "max_seq_length"] = packed
-        one.options["args", "packing"] = OptionValue(packed.name, True, packed.where)
-    if HEADS.fullmatch(one.program):
-        one.notes.append(f"{one.name}: {one.program} has a head of few labels; that over the vocabulary is played")
+            file.options.pop(("args", name), None)
+        file.options["args", "max_seq_length"] = packed
+        file.options["args", "packing"] = OptionValue(packed.name, True, packed.where)
+    if HEADS.fullmatch(file.program):
+        file.notes.append(f"{file.name}: {file.program} has a head of few labels; that over the vocabulary is played")
 
 
-def _inline(one: Document) -> None:
+def _inline(file: Document) -> None:
     """DeepSpeed's file as ``deepspeed`` of TrainingArguments holds it: a table, or its text."""
-    for key in [key for key in one.options if key[1].startswith("deepspeed.")]:
-        one.options["config", key[1].partition(".")[2]] = one.options.pop(key)
-    shards = one.options.get(("args", _CONFIG))
+    for key in [key for key in file.options if key[1].startswith("deepspeed.")]:
+        file.options["config", key[1].partition(".")[2]] = file.options.pop(key)
+    shards = file.options.get(("args", _CONFIG))
     if shards is not None and str(shards.value).lstrip().startswith("{"):
-        del one.options["args", _CONFIG]
-        held = document(str(shards.value), f"{one.name}: {shards.name}").options.items()
-        one.options |= {("config", f"{_CONFIG}.{key[1]}"): option for key, option in held}
-    said = one.options.get(("args", "deepspeed"))
+        del file.options["args", _CONFIG]
+        held = document(str(shards.value), f"{file.name}: {shards.name}").options.items()
+        file.options |= {("config", f"{_CONFIG}.{key[1]}"): option for key, option in held}
+    said = file.options.get(("args", "deepspeed"))
     if said is not None and str(said.value).lstrip().startswith("{"):
-        del one.options["args", "deepspeed"]
-        inside = document(str(said.value), f"{one.name}: {said.name}")
-        one.options |= {key: OptionValue(option.name, option.value, one.name) for key, option in inside.options.items()}
+        del file.options["args", "deepspeed"]
+        inside = document(str(said.value), f"{file.name}: {said.name}")
+        file.options |= {
+            key: OptionValue(option.name, option.value, file.name) for key, option in inside.options.items()
+        }
 
 
 def _place(key: Key, known: set[str]) -> Key:
@@ -342,30 +346,30 @@ def _attention(document: Document) -> None:
         document.notes.append(f"{switch.where}: FlexAttention is played with FlashAttention-2's times and memory")
 
 
-def _sharded(one: Document) -> None:
+def _sharded(file: Document) -> None:
     """``fsdp`` and ``fsdp_config`` of TrainingArguments as accelerate's file has them (transformers
     training_args.py ``_process_fsdp_args``)."""
-    for key in list(one.options):
+    for key in list(file.options):
         if key[1].startswith(f"{_CONFIG}.") and not key[1].startswith(f"{_CONFIG}.fsdp_"):
             last = key[1].rsplit(".", 1)[-1]
-            found = one.options.pop(key)
+            found = file.options.pop(key)
             if last.startswith("backward_prefetch"):  # of which the Trainer takes any case
                 found = OptionValue(found.name, str(found.value).upper(), found.where)
-            one.options["config", f"{_CONFIG}.fsdp_{last}"] = found
-    said = one.options.get(("args", "fsdp"))
+            file.options["config", f"{_CONFIG}.fsdp_{last}"] = found
+    said = file.options.get(("args", "fsdp"))
     if said is None:
         return
-    del one.options["args", "fsdp"]
+    del file.options["args", "fsdp"]
     words = _words(said.value)
     if not words:
         return
-    one.options["config", "distributed_type"] = OptionValue(said.name, "FSDP", said.where)
+    file.options["config", "distributed_type"] = OptionValue(said.name, "FSDP", said.where)
     for word in words:
         if word in SHARDING:
             strategy = OptionValue(said.name, SHARDING[word], said.where)
-            one.options.setdefault(("config", f"{_CONFIG}.fsdp_sharding_strategy"), strategy)
+            file.options.setdefault(("config", f"{_CONFIG}.fsdp_sharding_strategy"), strategy)
         elif word == "offload":
-            one.options["config", f"{_CONFIG}.fsdp_offload_params"] = OptionValue(said.name, True, said.where)
+            file.options["config", f"{_CONFIG}.fsdp_offload_params"] = OptionValue(said.name, True, said.where)
         elif word not in {"auto_wrap", "true"}:
             choices = ", ".join([*SHARDING, "auto_wrap", "offload"])
             raise ScenarioError(f"{said.where}: {said.name}: {word!r} is not a choice; known: {choices}")

@@ -14,56 +14,57 @@ _SHARDS = ("shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "2
 """Sharding strategies of FSDP1 other than whole shards, as accelerate has them in any case and by number."""
 
 
-def named_before(one: Document) -> None:
+def named_before(file: Document) -> None:
     """``activation_checkpointing`` of transformers 5.24, which deprecates ``gradient_checkpointing``, by that name."""
     for at in ("args", "config"):
-        newest = one.options.get((at, "activation_checkpointing"))
+        newest = file.options.get((at, "activation_checkpointing"))
         if newest is not None:
-            del one.options[at, "activation_checkpointing"]
-            one.options[at, "gradient_checkpointing"] = newest  # counts against the older name (``__post_init__``)
+            del file.options[at, "activation_checkpointing"]
+            file.options[at, "gradient_checkpointing"] = newest  # counts against the older name (``__post_init__``)
 
 
-def arranged(one: Document) -> None:
+def arranged(file: Document) -> None:
     """Bring what arguments say beside each other to the rows that read it. Changes the document."""
-    _compiled(one)
-    least = one.options.pop(("args", "fsdp_min_num_params"), None)  # of transformers before 5
+    _compiled(file)
+    least = file.options.pop(("args", "fsdp_min_num_params"), None)  # of transformers before 5
     if least is not None:
-        one.options.setdefault(("config", f"{_CONFIG}.fsdp_min_num_params"), least)
-    for key in [key for key in one.options if key[1].startswith("parallelism_config.")]:
+        file.options.setdefault(("config", f"{_CONFIG}.fsdp_min_num_params"), least)
+    for key in [key for key in file.options if key[1].startswith("parallelism_config.")]:
         name = key[1].rsplit(".", 1)[-1].removeprefix("parallelism_config_")
         own: Key = "config", f"parallelism_config.parallelism_config_{name}"
-        one.options[own] = one.options.pop(key)
+        file.options[own] = file.options.pop(key)
 
 
-def _compiled(one: Document) -> None:
+def _compiled(file: Document) -> None:
     """torch.compile, which its backend or its mode alone switches on (``TrainingArguments.__post_init__``); axolotl
     hands them on where ``torch_compile`` is true."""
     key = "args", "torch_compile"
-    said = next((one.options[at] for name in _COMPILING if (at := ("args", name)) in one.options), None)
-    if said is None or ("args", "base_model") in one.options or str(said.value).lower() in _UNSAID:
+    option = next((file.options[at] for name in _COMPILING if (at := ("args", name)) in file.options), None)
+    if option is None or ("args", "base_model") in file.options or str(option.value).lower() in _UNSAID:
         return
-    before = one.options.get(key)
+    before = file.options.get(key)
     if before is None or str(before.value).lower() == "false":
-        one.options[key] = OptionValue(said.name, True, said.where)
-        one.notes.append(f"{said.where}: {said.name} switches torch.compile on")
+        file.options[key] = OptionValue(option.name, True, option.where)
+        file.notes.append(f"{option.where}: {option.name} switches torch.compile on")
 
 
 def resharded(read: list[Document]) -> None:
     """Say that FSDP1 shards as ``fsdp_sharding_strategy`` says, whatever ``fsdp_reshard_after_forward`` does, as
     ``accelerate config`` writes it (``FullyShardedDataParallelPlugin.__post_init__`` of accelerate 1.15)."""
-    options = {key[1]: option for one in read for key, option in (*one.options.items(), *one.overrides.items())}
-    said = options.get(f"{_CONFIG}.fsdp_reshard_after_forward")
-    if said is None or str(said.value).lower() not in _SHARDS:
+    options = {key[1]: option for file in read for key, option in (*file.options.items(), *file.overrides.items())}
+    option = options.get(f"{_CONFIG}.fsdp_reshard_after_forward")
+    if option is None or str(option.value).lower() not in _SHARDS:
         return
     version = options.get(f"{_CONFIG}.fsdp_version")
     if version is not None and str(version.value) != "1":
         return
     strategy = options.get(f"{_CONFIG}.fsdp_sharding_strategy")
     counts = "FULL_SHARD" if strategy is None else strategy.value
-    if str(counts).lower() != str(said.value).lower():
+    if str(counts).lower() != str(option.value).lower():
         read[0].notes.append(
-            f"{said.where}: {said.name} {shown(said.value)}: FSDP1 of accelerate shards as fsdp_sharding_strategy "
-            f"says, and so {counts} is played; say that option too where {shown(said.value)} is meant"
+            f"{option.where}: {option.name} {shown(option.value)}: FSDP1 of accelerate shards as "
+            f"fsdp_sharding_strategy says, and so {counts} is played; say that option too where "
+            f"{shown(option.value)} is meant"
         )
 
 
@@ -71,13 +72,17 @@ def optimized(read: list[Document]) -> None:
     """Leave out the Trainer's kind of AdamW where DeepSpeed's file has an optimizer, which counts
     (``deepspeed_optim_sched`` of transformers/integrations/deepspeed.py); others than AdamW contradict it."""
     own = next(
-        (option for one in read for key, option in one.options.items() if key == ("config", "optimizer.type")), None
+        (option for file in read for key, option in file.options.items() if key == ("config", "optimizer.type")), None
     )
     if own is None:
         return
-    for one in read:
+    for file in read:
         for name in ("optim", "optimizer"):  # of the Trainer, and of axolotl
-            said = one.options.get(("args", name))
-            if said is not None and str(said.value).startswith("adamw_torch") and not str(said.value).endswith("bit"):
-                del one.options["args", name]
-                one.notes.append(f"{said.where}: {said.name} {said.value}: the optimizer is that of {own.where}")
+            option = file.options.get(("args", name))
+            if (
+                option is not None
+                and str(option.value).startswith("adamw_torch")
+                and not str(option.value).endswith("bit")
+            ):
+                del file.options["args", name]
+                file.notes.append(f"{option.where}: {option.name} {option.value}: the optimizer is that of {own.where}")

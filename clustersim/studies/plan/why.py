@@ -26,14 +26,7 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     """What it is best at, or between whom it is the best trade, errors counted."""
     unit = "token" if searched.tokens else "sample"
     front = searched.front
-    one_size = len({rival.candidate.gpus for rival in searched.options if rival.counts}) == 1
-    best = [
-        name.format(unit=unit)
-        for k, name in enumerate(NAMES)
-        if not (name == FEWEST and one_size)  # which says nothing of the one, and hides what it is better at
-        and option.robust[k] == min(other_option.robust[k] for other_option in front)
-        and math.isfinite(option.robust[k])
-    ]
+    best = _best_at(option, searched, unit)
     if not option.has_room:
         best += [*([] if best else _gains_of_risky(option, searched)), fit_of(option)]
     elif option is front[0] and best[:1] != [FASTEST]:
@@ -66,6 +59,18 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     if ahead < 0:  # the order is of what an option reaches at the least
         return f"{gains} than the next surely faster; itself predicted {-ahead:.0%} above it, +-{option.error:.0%}"
     return f"{gains} than the next faster, which is {ahead:.1%} faster"
+
+
+def _best_at(option: PlanOption, searched: SearchResult, unit: str) -> list[str]:
+    """Names of the objectives at which no other option of the front is better."""
+    one_size = len({rival.candidate.gpus for rival in searched.options if rival.counts}) == 1
+    return [
+        name.format(unit=unit)
+        for k, name in enumerate(NAMES)
+        if not (name == FEWEST and one_size)  # which says nothing of the one, and hides what it is better at
+        and option.robust[k] == min(rival.robust[k] for rival in searched.front)
+        and math.isfinite(option.robust[k])
+    ]
 
 
 def _gains_of_risky(option: PlanOption, searched: SearchResult) -> list[str]:
