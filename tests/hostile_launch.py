@@ -18,6 +18,26 @@ from hostile_values import NASTY, damaged, documents, json_file, tables, toml_fi
 from hypothesis import strategies as st
 
 LAUNCH = DATA / "launch"
+PRIMUS = """work_group: own
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: deepseek_v2_lite.yaml
+    overrides:
+      train_iters: ${ITERATIONS:50}
+      micro_batch_size: 2
+      global_batch_size: 128
+      seq_length: 4096
+      expert_model_parallel_size: 8
+      enable_primus_turbo: true
+      use_turbo_deepep: true
+      moe_shared_expert_overlap: false
+      moe_router_dtype: fp32
+      recompute_granularity: full
+      recompute_method: block
+      recompute_num_layers: 4
+"""
 SAID = (
     "--max-steps",
     "--tensor-model-parallel-size 3",
@@ -139,6 +159,7 @@ def launch_files() -> dict[str, Kind]:
             beside("accelerate_llama3_8b.sh"),
         ),
         "nemo": Kind("n.yaml", mapped(nemo, yaml_file, yaml.safe_load(nemo)), (f"{read} --json", read)),
+        "primus": Kind("p.yaml", mapped(PRIMUS, yaml_file, yaml.safe_load(PRIMUS)), (f"{read} --json", read)),
     }
 
 

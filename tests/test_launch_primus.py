@@ -271,6 +271,15 @@ def test_other_modules_and_frameworks_are_refused_by_name():
         read(("a.yaml", "tensor_model_parallel_size: 2\n"), framework="primus")
 
 
+def test_a_module_whose_name_yaml_reads_as_no_text_trains_all_the_same():
+    text = experiment(DENSE)
+    own = read(("a.yaml", text))
+    for name in ("null", "1"):
+        assert read(("a.yaml", text.replace("pre_trainer:\n", f"{name}:\n"))).scenario.file == own.scenario.file
+        with pytest.raises(ScenarioError, match=f"modules has 2, {'None' if name == 'null' else name}, other"):
+            read(("a.yaml", text.replace("  pre_trainer:", f"  {name}: {{framework: megatron}}\n  other:")))
+
+
 def test_what_turbo_does_is_told_and_nothing_of_an_experiment_is_unknown():
     turbo = {"enable_primus_turbo": True, "use_turbo_attention": True, "no_fp8_weight_transpose_cache": True}
     kept = {"wandb_project": "own", "stderr_sink_level": "DEBUG", "log_avg_skip_iterations": 2, "train_iters": 50}

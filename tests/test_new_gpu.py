@@ -49,6 +49,25 @@ def test_a_plan_and_a_topology_carry_it(clustersim, tmp_path, gpu_file):
     assert "200 GiB at 4800 GB/s" in checked
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("scenario",),
+        ("plan",),
+        ("topology",),
+        ("topology", "--topology", "hgx-h100"),
+        ("topology", "--mix", "hgx-a100:2"),
+    ],
+)
+def test_an_empty_name_is_no_gpu_and_nothing_is_written(clustersim, tmp_path, words):
+    """As a shell has it of a variable that nobody set."""
+    kind, *others = words
+    refused = clustersim("new", kind, tmp_path / "a.toml", *others, "--gpu", "")
+    assert refused.returncode == 2
+    assert ("leave --gpu" if "--mix" in words else "cannot tell which GPU ''") in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_gpu_beside_a_topology_stands_in_its_sockets(clustersim, tmp_path):
     file = tmp_path / "s.toml"
     clustersim("new", "scenario", file, "--gpu", "H100", "--topology", "hgx-a100", "--model", "gpt2")

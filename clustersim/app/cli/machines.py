@@ -114,11 +114,11 @@ def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
         fabrics.load(topology)
         if gpu is None:
             return MachineChoice(topology)
-        if all(name.lower().startswith(gpu.lower()) for name in devices(topology)):
+        if gpu and all(name.lower().startswith(gpu.lower()) for name in devices(topology)):
             return MachineChoice(topology)  # A100 is the A100 that it has, of 40 GB or of 80
         return MachineChoice(topology, gpu if gpu_file.is_own(gpu) else device_from_text(gpu).name)
     if gpu is None or not gpu_file.is_own(gpu):
-        return MachineChoice(_carrier(gpu or "H100"))
+        return MachineChoice(_carrier("H100" if gpu is None else gpu))
     base = gpu_file.base_of(gpu)
     if base is None:
         raise ClusterSimError(f"--gpu {gpu}: it extends no shipped GPU, so no machine is known for it: give --topology")

@@ -143,12 +143,12 @@ def topology(
 
     taken: list[MachineChoice] = []
     if given:
-        if topology or mix or oversubscription:
+        if topology is not None or mix or oversubscription:
             raise click.UsageError("--from tells the whole machine; only --gpu and --nics may be said beside it")
         own = MachineChoice("", gpu or "").device_table()
         text = topology_text(given, gpu, nics_asked(nics) if nics else None) + "".join(f"{line}\n" for line in own)
     elif mix:
-        if gpu or topology or nics:
+        if gpu is not None or topology is not None or nics:
             raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")
         text = mixed_machine(file, mix, oversubscription)
     else:

@@ -267,8 +267,8 @@ def _refuse_amount(name: str, option: OptionValue, table: FrameworkTable) -> Non
     """Raise :class:`ScenarioError` for a name that nobody knows of a length or a number of samples."""
     if str(option.value).isdecimal() and _AMOUNTS.fullmatch(name):
         raise ScenarioError(
-            f"{option.where}: {option.name} {option.value} would say how long a sequence is or how many samples "
-            f"are taken, and is no option of {table.version}; say it in its words, or leave it out"
+            f"{option.where}: {option.name} {str(option.value)[:40]} would say how long a sequence is or how many "
+            f"samples are taken, and is no option of {table.version}; say it in its words, or leave it out"
         )
 
 

@@ -127,9 +127,10 @@ def _module(file: Document, table: Table, presets: Presets) -> tuple[str, Table]
     modules = with_variables(table["modules"], presets.environment, presets.defaulted, file.name)
     if len(modules) > 1:
         raise ScenarioError(
-            f"{file.name}: modules has {len(modules)}, {', '.join(modules)}; one trains, leave one there"
+            f"{file.name}: modules has {len(modules)}, {', '.join(map(str, modules))}; one trains, leave one there"
         )
-    name, module = next(iter(modules.items()))
+    key, module = next(iter(modules.items()))
+    name = str(key)  # which YAML reads as null or a number, where it looks like one
     framework = module["framework"]
     if "post" in name or str(module.get("config", "")).startswith(("sft_", "post_", "posttrain")):
         raise ScenarioError(
