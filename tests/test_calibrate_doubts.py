@@ -187,3 +187,21 @@ def test_a_part_that_is_gone_is_told_beside_a_slow_nic_that_fits_better():
     reason = explained(log_plays.described()[0], log_plays.played)
     assert reason is not None
     assert any("NVLS off" in words for words in (reason.structure.words, *reason.alike))
+
+
+@pytest.mark.parametrize(
+    ("topology", "named", "is_told"),
+    [
+        ("hgx-mi300x", "AMD Instinct MI300X", False),
+        ("hgx-mi300x", "AMD Instinct MI325X", True),
+        ("hgx-mi300x", "NVIDIA A100-SXM4-80GB", True),
+        ("hgx-h100", "NVIDIA H100 80GB HBM3", False),
+        ("hgx-a100", "NVIDIA A100-SXM4-40GB", False),
+        ("hgx-a100", "NVIDIA A100-PCIE-40GB", True),
+        ("hgx-h100", "Graphics Device", False),
+    ],
+)
+def test_a_log_of_other_gpus_than_the_machine_s_is_told(topology, named, is_told):
+    rows = tuple(replace(row, device=named) for row in gathered(1))
+    sentences = taken_for_granted(Samples(rows, "log"), fabrics.load(topology))
+    assert any("the log is of another machine" in sentence for sentence in sentences) is is_told

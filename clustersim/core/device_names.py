@@ -70,6 +70,28 @@ def other_parts(text: str, taken: Device) -> list[str]:
     return [name for name in others if all(word in name.lower() for word in words)] if text != taken.name else []
 
 
+def may_be(text: str, device: Device) -> bool:
+    """Whether a text may mean a device, whatever its memory: it names its chip, and no other board. True where it names
+    no known chip, and of a device that is not shipped.
+
+    >>> mi300x, a100 = devices()["MI300X"], devices()["A100-SXM4-80GB"]
+    >>> may_be("AMD Instinct MI300X", mi300x), may_be("AMD Instinct MI325X", mi300x)
+    (True, False)
+    >>> may_be("NVIDIA A100-SXM4-40GB", a100), may_be("NVIDIA A100-PCIE-40GB", a100)
+    (True, False)
+    """
+    try:
+        parts = _parts(text)
+    except TopologyError:
+        return True
+    if device.name not in devices():
+        return True
+    board = re.search(r"pcie|sxm", text.lower())
+    other_board = {"pcie": "sxm", "sxm": "pcie"}[board[0]] if board else ""
+    is_on_other = bool(other_board) and other_board in device.name.lower()
+    return not is_on_other and device.name in {part.name for part in parts}
+
+
 def _memory_of(text: str, parts: Sequence[Device]) -> int:
     """The memory [GB] that a text names, with its unit, or without where one of the ``parts`` has so much; else 0."""
     if named := re.search(r"(\d+)\s*GB", text, re.I):

@@ -11,6 +11,7 @@ from clustersim.calibrate.fit.nccl import MeasuredCollective
 from clustersim.calibrate.fit.structures import SMALL
 from clustersim.calibrate.validate_nccl import nccl_version, pin
 from clustersim.collectives.started import usual_launch, usual_version
+from clustersim.core.device_names import may_be
 from clustersim.core.errors import several
 from clustersim.core.ranges import far_of_log, size_class
 from clustersim.core.topology import Topology
@@ -36,6 +37,7 @@ def taken_for_granted(samples: Samples, machine: Topology, nodes: int | None = N
     """
     yield from samples.notes
     rows = [row for row in samples.rows if row.ranks > 1]
+    yield from _of_gpus(rows, machine)
     gpus = len(machine.node_gpus(0))
     for ranks in sorted({row.ranks for row in rows if not row.nodes}):
         if nodes is None:
@@ -58,6 +60,17 @@ def taken_for_granted(samples: Samples, machine: Topology, nodes: int | None = N
     if any(nccl_version(row.version) is None for row in rows):
         version = ".".join(map(str, usual_version(machine)))
         yield f"the log does not say its NCCL: {version} is assumed"
+
+
+def _of_gpus(rows: Sequence[Sample], machine: Topology) -> Iterator[str]:
+    """What GPUs a log names that the machine has none of."""
+    own = {node.gpu.name: node.gpu for node in machine.node_types}
+    for named in sorted({row.device for row in rows if row.device}):
+        if not any(may_be(named, gpu) for gpu in own.values()):
+            yield (
+                f"the log's GPUs are {named}, and {machine.name} has {', '.join(own)}: the log is of another machine "
+                "(--topology), and constants that are fitted to it are that machine's"
+            )
 
 
 def _of_settings(rows: Sequence[Sample], machine: Topology) -> Iterator[str]:
