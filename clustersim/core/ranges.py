@@ -110,7 +110,9 @@ def of_collective(
     names: tuple[str, ...] = ("calibrated",) if has_numbers else ()
     if not names or reason:
         is_published = topology.name in data["platforms"] and not over_switches
-        is_known = count <= 1 or net in data["transports"]
+        # Machines that ranges are made from are NVIDIA's: none has RCCL and xGMI, which matter inside a node as well.
+        on_amd = any(node.gpu.amd for node in topology.node_types)
+        is_known = not on_amd and (count <= 1 or net in data["transports"])
         names += CLOSENESS[: 1 if is_published else 2 if is_known else 3]
     of_kind = traits(kind, nbytes, count, net, data["well_known"])
     ranges = [_widened(data[name], size_class(nbytes), of_kind, name) for name in names]
@@ -151,7 +153,7 @@ def one_flow_each(kind: str, nodes: int) -> bool:
 def collective_words(around: PredictionRange, nbytes: float, kind: str, nodes: int) -> str:
     """What the range of a collective says to a reader."""
     of_whom = {"calibrated": "with numbers of the machine", "published": "of this machine", "similar": "of its kind"}
-    whose = of_whom.get(around.known, "of any transport, since none of this one is published")
+    whose = of_whom.get(around.known, "of any transport, none of this one among them,")
     tail = (
         "; two flows on one uplink take twice as long, and no law here says when" if one_flow_each(kind, nodes) else ""
     )
