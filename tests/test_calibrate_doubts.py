@@ -11,11 +11,14 @@ from conftest import ROOT
 
 import clustersim
 from clustersim.app.cli import main
+from clustersim.calibrate.beside_machine import beside_machine, lines
 from clustersim.calibrate.fit.of_logs import LogPlays, nccl_times
 from clustersim.calibrate.fit.structures import Structure, explained, tried_words
 from clustersim.calibrate.fit.untold import contradictions, taken_for_granted
 from clustersim.cluster import files as fabrics
 from clustersim.cluster.files import Change
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.nccl_why import why
 from clustersim.core.errors import TraceError
 from clustersim.files import traces
 from clustersim.files.traces.samples import Sample, Samples
@@ -205,3 +208,15 @@ def test_a_log_of_other_gpus_than_the_machine_s_is_told(topology, named, is_told
     rows = tuple(replace(row, device=named) for row in gathered(1))
     sentences = taken_for_granted(Samples(rows, "log"), fabrics.load(topology))
     assert any("the log is of another machine" in sentence for sentence in sentences) is is_told
+
+
+def test_words_on_amd_s_machines_are_of_rccl():
+    rows = Samples(tuple(replace(row, launch="process_per_gpu") for row in gathered(1)), "log")
+    for topology, library in (("hgx-mi300x", "RCCL"), ("hgx-h100", "NCCL")):
+        beside = beside_machine(rows, topology)
+        assert f"ratio  {library} runs" in "\n".join(lines(beside))
+        assert any(f"the log does not say its {library}: " in doubt for doubt in beside.doubts)
+        assert any(f": {library}'s own choice is assumed" in doubt for doubt in beside.doubts)
+        group = Group(fabrics.load(topology), fabrics.load(topology).gpus)
+        verdicts = {way.verdict for way in why(Request("all_reduce", 2.0**26, "fp32"), group)}
+        assert any(verdict.startswith(f"slower by {library}'s estimate") for verdict in verdicts)

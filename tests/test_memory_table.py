@@ -109,3 +109,9 @@ def test_a_table_says_how_likely_a_row_fits(rows, device_bytes, words):
     bounds = {"shown_range_bytes": (60.0, 90.0), "shown_bytes": 80.0, "device_bytes": device_bytes}
     row = msgspec.structs.replace(rows[0], verdict=state, **bounds)
     assert _cells(row, [], on_the_host=False)[-2] == words
+
+
+@pytest.mark.parametrize(("topology", "smi"), [("hgx-mi300x", "amd-smi"), ("hgx-h100", "nvidia-smi")])
+def test_memory_in_use_is_what_the_driver_s_own_command_shows(topology, smi):
+    (row,) = table(NAME, {"cluster.topology": topology, "model.seq_len": 1024})
+    assert row.smi == smi

@@ -46,7 +46,7 @@ class BesideMachine(msgspec.Struct, frozen=True):
     explained : what the machine is, if not as its file says; with it and without, ``error`` and ``described`` are the
         median error above 64 KiB. alike : what explains the log as well. unexplained : sentences on classes that are
         far off, and why is not known. skipped : rows left out, by reason. doubts : what the log does not say and what
-        is taken instead, and where logs contradict each other.
+        is taken instead, and where logs contradict each other. library : NCCL, or AMD's RCCL.
     """
 
     topology: str
@@ -60,6 +60,7 @@ class BesideMachine(msgspec.Struct, frozen=True):
     unexplained: tuple[str, ...] = ()
     skipped: dict[str, int] = {}
     doubts: tuple[str, ...] = ()
+    library: str = "NCCL"
 
 
 def beside_machine(samples: Samples, topology: str) -> BesideMachine:
@@ -83,7 +84,9 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
     reason = explained(times, played)
     constants = "as shipped" if fitted is None else f"as fitted {fitted.provenance.date}".rstrip()
     doubts = (*taken_for_granted(samples, machine), *contradictions(times.rows))
-    beside = BesideMachine(topology, rows, errors_by_class(times, expected), constants, skipped=skipped, doubts=doubts)
+    errors = errors_by_class(times, expected)
+    library = machine.node_types[0].gpu.collective_library
+    beside = BesideMachine(topology, rows, errors, constants, skipped=skipped, doubts=doubts, library=library)
     if reason is None:
         sentences = tuple(unexplained(times.classes, times.measured, expected, tried_words(times)))
         doubts = (*doubts, *undecided(times, played))
@@ -100,7 +103,8 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
 def lines(beside: BesideMachine) -> Iterator[str]:
     """For people."""
     yield f"expected on {beside.topology}, with constants {beside.constants}, beside measured"
-    yield f"{'collective':16s} {'ranks':>5s} {'size':>10s} {'measured':>10s} {'expected':>10s} {'ratio':>6s}  NCCL runs"
+    heads = f"{'collective':16s} {'ranks':>5s} {'size':>10s} {'measured':>10s} {'expected':>10s} {'ratio':>6s}"
+    yield f"{heads}  {beside.library} runs"
     for row in beside.rows:
         times = f"{format_time(row.measured_s):>10s} {format_time(row.expected_s):>10s}"
         ratio = f"{row.measured_s / row.expected_s:>6.2f}"

@@ -38,11 +38,12 @@ def why(request: Request, group: Group) -> tuple[Alternative, ...]:
 
     Raises :class:`ProgramError` as the plan of the request does.
     """
+    library = group.topology.node_types[0].gpu.collective_library
     if request.kind not in TUNED:
-        only = "chosen: NCCL has no algorithms to choose from for it"
+        only = f"chosen: {library} has no algorithms to choose from for it"
         return (Alternative("direct", "Simple", None, _ours(request, group), only),)
     if foreign(request):
-        asked_for = "chosen: asked for, and none of NCCL's own"
+        asked_for = f"chosen: asked for, and none of {library}'s own"
         return (Alternative(str(request.algorithm), "Simple", None, _ours(request, group), asked_for),)
     chosen = choice(request, group)
     system = placement(group).system
@@ -62,7 +63,7 @@ def why(request: Request, group: Group) -> tuple[Alternative, ...]:
         elif tuner is None:
             verdict = f"not possible: {rating.why}"
         else:
-            verdict = _left_out(request, group, *pair) or _slower(tuner, best)
+            verdict = _left_out(request, group, *pair) or _slower(tuner, best, library)
         pinned = replace(request, algorithm=pair[0], protocol=pair[1])
         ours = None if tuner is None else _ours(pinned, group)
         found.append(Alternative(*pair, None if tuner is None else tuner * 1e6, ours, verdict))
@@ -83,10 +84,10 @@ def _left_out(request: Request, group: Group, algorithm: str, protocol: str) -> 
     return ""
 
 
-def _slower(tuner: float, best: float) -> str:
+def _slower(tuner: float, best: float, library: str) -> str:
     if tuner <= best:
-        return f"no slower than what is chosen by NCCL's estimate ({format_time(tuner)}), and later in its table"
-    return f"slower by NCCL's estimate, {format_time(tuner)} against {format_time(best)}"
+        return f"no slower than what is chosen by {library}'s estimate ({format_time(tuner)}), and later in its table"
+    return f"slower by {library}'s estimate, {format_time(tuner)} against {format_time(best)}"
 
 
 def _ours(request: Request, group: Group) -> float | None:

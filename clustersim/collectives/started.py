@@ -60,6 +60,7 @@ def started_as_measured(
     say.
     """
     newest = Group(machine, machine.gpus).nccl_version
+    library = machine.node_types[0].gpu.collective_library
     spans = () if machine.calibration is None else machine.calibration.provenance.spans
     log = usual_launch_of(spans, kind, nodes, launch)
     if log is None:
@@ -67,17 +68,17 @@ def started_as_measured(
         unknown = machine.calibration is not None and machine.calibration.nccl and not machine.measured
         if not unknown or (launch and version):
             return start
-        return msgspec.structs.replace(start, words=_unrecorded(start))
+        return msgspec.structs.replace(start, words=_unrecorded(start, library))
     mode = launch or log.launch or usual_launch(machine, nodes)
     played = StartedCollective(cast(LaunchMode, mode), version or log.version or usual_version(machine), "")
-    sentences = "; ".join(_sentences(played, log, spans, launch, version))
+    sentences = "; ".join(_sentences(played, log, spans, launch, version, library))
     return msgspec.structs.replace(played, words=sentences)
 
 
-def _unrecorded(start: StartedCollective) -> str:
+def _unrecorded(start: StartedCollective, library: str) -> str:
     return (
-        f"played: {start.launch}, {version_words(start.version)}; how the log was started that the constants are "
-        "fitted to is not recorded (--launch, --nccl-version)"
+        f"played: {start.launch}, {version_words(start.version, library)}; how the log was started that the constants "
+        "are fitted to is not recorded (--launch, --nccl-version)"
     )
 
 
@@ -87,21 +88,23 @@ def _sentences(
     spans: tuple[MeasuredSpan, ...],
     launch: str,
     version: tuple[int, int] | None,
+    library: str,
 ) -> Iterator[str]:
-    own = [word for word, told in ((played.launch, log.launch), (version_words(played.version), log.version)) if told]
+    """``library`` : NCCL, or AMD's RCCL."""
+    played_version = version_words(played.version, library)
+    own = [word for word, told in ((played.launch, log.launch), (played_version, log.version)) if told]
     if not launch and not version and own:
         yield f"played as the log of the calibration was started: {', '.join(own)}"
     else:
-        yield f"played: {played.launch}, {version_words(played.version)}"
+        yield f"played: {played.launch}, {played_version}"
     if log.other_modes and not launch:
         yield f"other rows of the log were started as {', '.join(log.other_modes)} (--launch)"
     if not log.launch and not launch:
         yield f"the log does not say how it was started: {played.launch} is assumed, as the fit did (--launch)"
     if log.version is None and version is None:
-        assumed = version_words(played.version)
-        yield f"the log does not say its NCCL: {assumed} is assumed, as the fit did (--nccl-version)"
+        yield f"the log does not say its {library}: {played_version} is assumed, as the fit did (--nccl-version)"
     log_modes = launches_of(spans)
     if launch and log_modes and launch not in log_modes:
         yield f"the constants are of a log of another launch, {', '.join(log_modes)}"
     if version and log.version and version != log.version:
-        yield f"the constants are of a log of {version_words(log.version)}"
+        yield f"the constants are of a log of {version_words(log.version, library)}"

@@ -134,6 +134,16 @@ class Device:
         """Whether ROCm's kernels run on it."""
         return self.arch.startswith("gfx")
 
+    @property
+    def smi(self) -> str:
+        """The command of its driver that shows its memory in use."""
+        return "amd-smi" if self.amd else "nvidia-smi"
+
+    @property
+    def collective_library(self) -> str:
+        """Whose collectives its PyTorch runs as ``nccl``."""
+        return "RCCL" if self.amd else "NCCL"
+
     def matmul_rate(self, dtype: str) -> float:
         """Best measured matmul rate [FLOP/s] in a dtype; one the hardware lacks runs as :meth:`runs_as` says."""
         dtype = self.runs_as(dtype)

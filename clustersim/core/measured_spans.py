@@ -140,13 +140,13 @@ def span_words(spans: Sequence[MeasuredSpan]) -> Iterator[str]:
         yield f"{span.kind} of {sizes} over {several(span.nodes, 'node')}, {span.ranks} ranks: {rows}"
 
 
-def version_words(version: tuple[int, int]) -> str:
-    """NCCL's version.
+def version_words(version: tuple[int, int], library: str = "NCCL") -> str:
+    """The version of NCCL, or of RCCL.
 
     >>> version_words((2, 28))
     'NCCL 2.28'
     """
-    return f"NCCL {version[0]}.{version[1]}"
+    return f"{library} {version[0]}.{version[1]}"
 
 
 def launches_of(spans: Iterable[MeasuredSpan]) -> tuple[str, ...]:

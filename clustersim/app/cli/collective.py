@@ -170,7 +170,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
         plain = msgspec.to_builtins(rows)
         print_json({"topology": machine.name, "nodes": nodes, "ranks": mesh.world_size, "rows": plain})
     else:
-        _print(rows, machine.name, nodes, mesh.world_size)
+        _print(rows, machine, nodes, mesh.world_size)
 
 
 def sizes(settings: CollectiveOptions) -> Iterator[int]:
@@ -300,8 +300,8 @@ def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOpt
     return timeline.makespan
 
 
-def _print(rows: list[CollectiveRow], topology: str, nodes: int, ranks: int) -> None:
-    click.echo(f"# {rows[0].collective} on {topology}: {nodes} node(s), {ranks} ranks (predicted)")
+def _print(rows: list[CollectiveRow], machine: Topology, nodes: int, ranks: int) -> None:
+    click.echo(f"# {rows[0].collective} on {machine.name}: {nodes} node(s), {ranks} ranks (predicted)")
     click.echo("#" + " " * 54 + "out-of-place")
     click.echo("#" + _line([name for name, _, _ in COLUMNS])[1:])
     click.echo("#" + _line([unit for _, unit, _ in COLUMNS])[1:])
@@ -310,16 +310,16 @@ def _print(rows: list[CollectiveRow], topology: str, nodes: int, ranks: int) -> 
         rates = (_time(row.time_us), f"{row.algbw_GBps:.2f}", f"{row.busbw_GBps:.2f}", "N/A", _time(row.lower_bound_us))
         click.echo(_line([*request_cells, *rates, row.algorithm, row.protocol, row.channels]))
         if row.alternatives is not msgspec.UNSET:
-            _print_alternatives(row.alternatives)
+            _print_alternatives(row.alternatives, machine.node_types[0].gpu.collective_library)
     average = sum(row.busbw_GBps for row in rows) / len(rows)
     click.echo(f"# Avg bus bandwidth    : {average:g}")
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         click.echo(f"# {note}")
 
 
-def _print_alternatives(alternatives: Sequence[Alternative]) -> None:
+def _print_alternatives(alternatives: Sequence[Alternative], library: str) -> None:
     """One line for each, as comments beside nccl-tests' table."""
-    heads = f"{'algo':>15s} {'proto':>6s} {'NCCL says':>10s} {'predicted':>10s}"
+    heads = f"{'algo':>15s} {'proto':>6s} {f'{library} says':>10s} {'predicted':>10s}"
     click.echo(f"#{heads}  (us)")
     for alternative in alternatives:
         times = (

@@ -63,7 +63,7 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
     shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}")
-    console.say(f"nvidia-smi shows about {shown}")
+    console.say(f"{row.smi} shows about {shown}")
     console.print(f"largest micro-batch that fits: {_largest_text(row)}")
     if row.trained_parameters < row.parameters:
         console.say(f"{row.trained_parameters:,} of {row.parameters:,} parameters are trained")

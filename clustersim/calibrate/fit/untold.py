@@ -37,6 +37,7 @@ def taken_for_granted(samples: Samples, machine: Topology, nodes: int | None = N
     """
     yield from samples.notes
     rows = [row for row in samples.rows if row.ranks > 1]
+    library = machine.node_types[0].gpu.collective_library
     yield from _of_gpus(rows, machine)
     gpus = len(machine.node_gpus(0))
     for ranks in sorted({row.ranks for row in rows if not row.nodes}):
@@ -55,11 +56,11 @@ def taken_for_granted(samples: Samples, machine: Topology, nodes: int | None = N
         yield f"the log does not say how it was started: {', '.join(modes)} is assumed"
     # That NVLS is off may be read from channels, which say nothing of what the script set.
     if rows and all(row.env in {"", "NCCL_NVLS_ENABLE=0"} for row in rows):
-        yield ("the log does not say what its script set (NCCL_ALGO, NCCL_PROTO): NCCL's own choice is assumed")
+        yield f"the log does not say what its script set (NCCL_ALGO, NCCL_PROTO): {library}'s own choice is assumed"
     yield from _of_settings(rows, machine)
     if any(nccl_version(row.version) is None for row in rows):
         version = ".".join(map(str, usual_version(machine)))
-        yield f"the log does not say its NCCL: {version} is assumed"
+        yield f"the log does not say its {library}: {version} is assumed"
 
 
 def _of_gpus(rows: Sequence[Sample], machine: Topology) -> Iterator[str]:

@@ -38,8 +38,9 @@ class MemoryRow(msgspec.Struct, frozen=True):
     ----------
     strategy, variant : as in :class:`~clustersim.studies.what_if.comparison.ComparisonRow`. device, device_bytes : the
     GPU. largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`FullestGpu`.
-    allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by nvidia-smi) roughly, with
-        the least and the most. verdict : one of fits, may run out and does not fit; ``fits`` is true of the first.
+    allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by ``smi``) roughly, with
+        the least and the most. smi : nvidia-smi, or AMD's amd-smi. verdict : one of fits, may run out and does not fit;
+        ``fits`` is true of the first.
     model_states_bytes : parameters, gradients and optimizer. bytes_per_parameter : of these, unsplit.
     saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does. largest_that_may_fit : whose step may run out of
@@ -77,6 +78,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     host: HostMemory = HostMemory()
     host_verdict: str = ""
     reason: str = ""
+    smi: str = "nvidia-smi"
 
 
 class RefusedStrategy(msgspec.Struct, frozen=True):
@@ -129,6 +131,7 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         variant=variant,
         device=card.name,
         device_bytes=card.memory_bytes,
+        smi=card.smi,
         largest=use.parts(),
         allocated_bytes=use.allocated,
         reserved_bytes=use.reserved,
