@@ -338,3 +338,14 @@ def test_over_torchtitan_other_sizes_and_experts_alone_in_8_bits_are_refused():
     with pytest.raises(ScenarioError, match="has experts alone in 8 bits"):
         had(text, model="deepseek_v3_16b.yaml", framework="torchtitan")
     had(text[:-1] + ", use_moe_fp8: false}", model="deepseek_v3_16b.yaml", framework="torchtitan")
+
+
+def test_fused_attention_is_composable_kernel_s_on_amd_and_told():
+    """It was cuDNN's, and the import failed by "$.run.optimizer"."""
+    made = read(("a.yaml", experiment(DENSE | {"attention_backend": "fused"})))
+    assert made.scenario.file.model.attention == "fa2"
+    told = "attention_backend 'fused' is Composable Kernel's flash attention (fa2) on MI300X"
+    assert any(told in note for note in made.notes)
+    a100 = {"topology": "hgx-a100", "nodes": 1}
+    with pytest.raises(ScenarioError, match=r"a\.yaml.*attention_backend 'fused'.*'cudnn' does not run on A100"):
+        read(("a.yaml", experiment(DENSE | {"attention_backend": "fused"})), machine=a100)

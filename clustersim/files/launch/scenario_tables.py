@@ -13,6 +13,7 @@ from clustersim.collectives import fitted as fitting
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
+from clustersim.core.topology import Topology
 from clustersim.files.launch import (
     batches,
 )
@@ -85,11 +86,26 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     built = fitting.load(
         topology, cluster_table["nodes"], cluster_table.get("device"), cluster_table.get("fabric", {}), ()
     )
+    notes += _on_rocm(fields, built)
     ranks = fabrics.mesh(built, nproc_per_node=cluster_table.get("gpus_per_node")).world_size
     if world and ranks != world:
         by = fields.by["cluster.world"]
         notes.append(f"{ranks} ranks as asked for; {by.where}: {by.name} says {world}")
     return cluster_table, ranks
+
+
+def _on_rocm(fields: ScenarioFields, built: Topology) -> list[str]:
+    """Put the kernel that ROCm's Transformer Engine takes where an option asks for fused attention, which is cuDNN's of
+    NVIDIA's: Composable Kernel's, and AOTriton's where that cannot (``nvte_get_fused_attn_backend`` of ROCm's
+    TransformerEngine, ``transformer_engine/common/fused_attn_rocm/fused_attn.cpp``); returns a note."""
+    by = fields.by.get("model.attention")
+    if by is None or fields.get("model.attention") != "cudnn" or not all(node.gpu.amd for node in built.node_types):
+        return []
+    fields["model.attention"] = "fa2"
+    return [
+        f"{by.where}: {by.as_written} is Composable Kernel's flash attention (fa2) on {built.node_types[0].gpu.name}, "
+        "which ROCm's Transformer Engine takes before AOTriton's"
+    ]
 
 
 def checked(

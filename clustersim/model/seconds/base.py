@@ -284,7 +284,10 @@ def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTA
         raise ScenarioError(f"unknown attention kernel {kernel!r}; {nearest(kernel, ATTENTION_KERNELS)}")
     _refuse_blocks(device, how)
     if kernel not in have:
-        raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
+        raise ScenarioError(
+            f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)} "
+            "(at $.model.attention)"
+        )
     return Setting(
         device,
         how.dtype,
