@@ -213,7 +213,7 @@ def _peaks(spec: DeviceSpec, base: Device | None, place: str, arch: str, assumed
     peak = dict(base.peak) if base else {}
     peak |= {dtype: float(rate) for dtype, rate in spec.peak.items()}
     for dtype, twin in (("fp16", "bf16"), ("bf16", "fp16")):
-        if twin in spec.peak and dtype not in spec.peak and not _before(arch, dtype):
+        if twin in spec.peak and dtype not in spec.peak and not _lacks(arch, dtype):
             peak[dtype] = peak[twin]
     half = peak.get("bf16") or peak.get("fp16")
     if "fp32" not in peak:
@@ -221,9 +221,9 @@ def _peaks(spec: DeviceSpec, base: Device | None, place: str, arch: str, assumed
             raise TopologyError(f"{place}.peak: needs fp32, bf16 or fp16")
         peak["fp32"] = half / FP32_SHARE
         assumed.append(Assumed("peak.fp32", f"a {FP32_SHARE:.0f}th of 16 bits", "fp32", 0.5))
-    if half:
+    if half and (base is None or arch != base.arch):  # a shipped GPU says what it has units for
         for dtype, rate in (("bf16", half), ("fp16", half), ("tf32", half / 2)):
-            if dtype not in peak and not _before(arch, dtype):
+            if dtype not in peak and not _lacks(arch, dtype):
                 peak[dtype] = max(rate, peak["fp32"]) if dtype == "tf32" else rate
                 assumed.append(Assumed(f"peak.{dtype}", "by its rate in 16 bits", dtype, 0.1))
     return {dtype: peak[dtype] for dtype in DTYPES if dtype in peak}
@@ -348,8 +348,8 @@ def _check(gpu: Device, spec: DeviceSpec, place: str) -> None:
         if rate > 1e18:
             raise TopologyError(f"{place}.peak.{dtype}: {rate / 1e12:,.4g} TFLOP/s; a GPU has less than 1,000,000")
     for dtype in gpu.peak:
-        if since := _before(gpu.arch, dtype):
-            raise TopologyError(f"{place}.peak.{dtype}: {gpu.arch} has no {dtype} units; they came with {since}")
+        if why := _lacks(gpu.arch, dtype):
+            raise TopologyError(f"{place}.peak.{dtype}: {gpu.arch} has no {dtype} units; {why}")
     order = [name for name in ("fp32", "tf32", "bf16", "fp8", "fp4") if name in gpu.peak]
     for wide, narrow in pairwise(order):
         if gpu.peak[narrow] < gpu.peak[wide] * (1 - 1e-9):
@@ -375,12 +375,19 @@ SINCE: Mapping[str, Mapping[str, str]] = MappingProxyType(
 capabilities, and AMD's instruction sets of CDNA 2 to 4."""
 
 
-def _before(arch: str, dtype: str) -> str:
-    """The first architecture with units for a dtype where this one is older; "" where it has them, or is unknown."""
+XF32 = "gfx942"
+"""The one architecture of AMD's with units for TF32, which AMD calls xf32: CDNA 4 has dropped them (LLVM's
+``FeatureXF32Insts``, which gfx942 alone has)."""
+
+
+def _lacks(arch: str, dtype: str) -> str:
+    """Why an architecture has no units for a dtype; "" where it has them, or is unknown."""
     maker = "gfx" if arch.startswith("gfx") else "sm"
+    if maker == "gfx" and dtype == "tf32" and arch != XF32:
+        return f"{XF32} alone has them"
     since = SINCE[maker].get(dtype, "")
     if not since or not arch.startswith(maker):
         return ""
     base = 16 if maker == "gfx" else 10
     own, first = (int(name.removeprefix(maker), base) for name in (arch, since))
-    return since if own < first else ""
+    return f"they came with {since}" if own < first else ""
