@@ -241,3 +241,9 @@ def test_a_topology_carries_the_gpu_that_it_describes(tmp_path):
     file.write_text(text.replace("[device]", '[node]\ndevice = "A30"\n[device]'))
     with pytest.raises(TopologyError, match=r"\$\.node\.device is 'A30'; \$\.device describes 'Bare'"):
         fabrics.load(str(file))
+
+
+@pytest.mark.parametrize(("name", "units"), [("MI355X", "256 CUs"), ("H200", "132 SMs")])
+def test_check_counts_a_gpu_s_units_in_its_maker_s_word(name, units, clustersim, tmp_path):
+    file = written(tmp_path, f'name = "mine"\nextends = "{name}"\n')
+    assert f" {units} at " in clustersim("check", file).stdout

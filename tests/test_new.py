@@ -432,3 +432,12 @@ def test_comments_behind_short_values_stand_one_below_the_other(tmp_path, cluste
     lines = [line for line in file.read_text("utf-8").splitlines() if re.match(r"\w[^#]*  +# ", line)]
     places = {line.index("# ") for line in lines if len(line.split("  ")[0]) <= 28}
     assert places == {29}
+
+
+@pytest.mark.parametrize("recipe", ["torchtitan", "megatron"])
+def test_a_scenario_on_amd_s_gpus_has_no_words_of_nvlink(recipe, clustersim, tmp_path):
+    file = tmp_path / "mine.toml"
+    asked = ("--gpu", "MI355X", "--nodes", "2", "--model", "llama3-8b", "--recipe", recipe)
+    assert clustersim("new", "scenario", file, *asked).returncode == 0
+    assert "NVLink" not in file.read_text()
+    assert "RCCL" in file.read_text()

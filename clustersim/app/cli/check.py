@@ -61,7 +61,8 @@ def _of_gpu(gpu: Device) -> Iterator[str]:
     peaks = ", ".join(f"{dtype} {rate / 1e12:,.4g}" for dtype, rate in gpu.peak.items())
     memory = f"{format_bytes(gpu.memory_bytes)} at {format_bandwidth(gpu.memory_bandwidth)}"
     yield f"{gpu.name}: {memory}, dense TFLOP/s {peaks}"
-    yield f"{'':24s} {gpu.sms} SMs at {gpu.clock / 1e6:,.0f} MHz, {gpu.tdp:,.0f} W, generation {gpu.arch}"
+    units = "CUs" if gpu.amd else "SMs"
+    yield f"{'':24s} {gpu.sms} {units} at {gpu.clock / 1e6:,.0f} MHz, {gpu.tdp:,.0f} W, generation {gpu.arch}"
     for doubt in doubts(gpu):
         entry = doubt.assumed
         block = "a block"
