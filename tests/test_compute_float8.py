@@ -310,3 +310,11 @@ def test_an_input_that_is_made_again_for_backward_is_cast_all_the_same() -> None
     assert cast_seconds(where_fp8, dropped, 1, "F") == cast_seconds(where_fp8, EXPERTS, 1, "F") > 0.0
     shared = sharing_input(EXPERTS)
     assert cast_seconds(where_fp8, input_dropped(shared), 1, "F") == cast_seconds(where_fp8, shared, 1, "F") == 0.0
+
+
+def test_scales_of_blocks_on_amd_s_gpus_are_refused_for_want_of_a_law_and_not_of_units():
+    """It was "whose tensor cores do not scale such blocks", which CDNA 4's do."""
+    with pytest.raises(
+        ScenarioError, match=r"is not played on MI355X: what scales of blocks cost is known of NVIDIA's"
+    ):
+        where("mxfp8", "fp8", "MI355X")

@@ -307,6 +307,11 @@ def _refuse_blocks(device: Device, how: Execution) -> None:
         return
     if device.sm < since or (how.float8_recipe == "nvfp4" and "fp4" not in device.peak):
         has = ["tensorwise", "rowwise", *(["blockwise"] if device.sm >= SINCE["blockwise"] else [])]
+        if device.amd:  # CDNA 4 scales blocks of 32 itself (AMD's CDNA 4 instruction set, V_MFMA_SCALE)
+            raise ScenarioError(
+                f"float8_recipe {how.float8_recipe!r} is not played on {device.name}: what scales of blocks cost is "
+                f"known of NVIDIA's GPUs alone (at $.model.float8_recipe); it has {', '.join(has)}"
+            )
         raise ScenarioError(
             f"float8_recipe {how.float8_recipe!r} does not run on {device.name}, whose tensor cores do not scale such "
             f"blocks (at $.model.float8_recipe); it has {', '.join(has)}"
