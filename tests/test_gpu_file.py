@@ -247,3 +247,20 @@ def test_a_topology_carries_the_gpu_that_it_describes(tmp_path):
 def test_check_counts_a_gpu_s_units_in_its_maker_s_word(name, units, clustersim, tmp_path):
     file = written(tmp_path, f'name = "mine"\nextends = "{name}"\n')
     assert f" {units} at " in clustersim("check", file).stdout
+
+
+@pytest.mark.parametrize(
+    ("topology", "name", "links"),
+    [
+        ("hgx-mi355x", "H200", "xGMI"),
+        ("hgx-a100", "MI300X", "NVLink"),
+        ("hgx-mi355x", "MI300X", ""),
+        ("pcie-a100", "MI210", ""),
+    ],
+)
+def test_gpus_on_a_board_of_another_maker_are_told(topology, name, links):
+    changes = {"cluster.topology": topology, "cluster.nodes": 1, "cluster.device": name, "run.steps": 1}
+    notes = clustersim.load("ddp_gpt2_xl_2x8_a100", changes).run().notes
+    told = [note for note in notes if note.endswith("no such board is made")]
+    assert len(told) == bool(links)
+    assert all(f"whose links are {links}" in note for note in told)

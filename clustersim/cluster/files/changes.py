@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -224,3 +224,16 @@ def _recounted(topology: Topology, gone: Ints) -> tuple[NodeType, ...]:
         elif node >= 0 and kind == NIC:
             types[node] = replace(types[node], n_nics=types[node].n_nics - 1)
     return tuple(types)
+
+
+NO_SUCH_BOARD = "no such board is made"
+"""How the sentence on GPUs of one maker on links of another ends."""
+
+
+def gpus_of_another_maker(topology: Topology) -> Iterator[str]:
+    """A sentence on GPUs that were put on a board whose links are another maker's, and which keeps those links."""
+    gpus = {node.gpu.name: node.gpu for node in topology.node_types}
+    for kind, title, is_amds in (("xgmi", "xGMI", True), ("nvlink", "NVLink", False)):
+        others = [name for name, gpu in gpus.items() if gpu.amd is not is_amds]
+        if others and kind in topology.link_kinds:
+            yield f"{', '.join(others)} in sockets of {topology.name}, whose links are {title}: {NO_SUCH_BOARD}"

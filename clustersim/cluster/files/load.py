@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from clustersim.cluster.files import fitted, measured, networks, reading, schema
-from clustersim.cluster.files.changes import Change, absent_node, change
+from clustersim.cluster.files.changes import Change, absent_node, change, gpus_of_another_maker
 from clustersim.cluster.files.draft import TopologyDraft
 from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.node import Ends, NodeBuild, Wire, add_wires, build_node, traits_of, wire_columns
@@ -85,6 +85,7 @@ def _built(path: Path, nodes: int | None, device: str | Device | None, fabric: T
     if device is not None:
         types = {id(t): _with_gpu(t, device) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
+        topology = replace(topology, assumed=(*topology.assumed, *gpus_of_another_maker(topology)))
     specs = [change for spec, _ in reversed(chain) for change in spec.changes]
     changes = [_change(spec, f"{path}: $.changes[{i}]") for i, spec in enumerate(specs)]
     return _changed(topology, changes, any_size=not (spec.vertices or spec.links or spec.nodes))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from clustersim.cluster.files.changes import NO_SUCH_NODE, WHAT_IF
+from clustersim.cluster.files.changes import NO_SUCH_BOARD, NO_SUCH_NODE, WHAT_IF
 from clustersim.cluster.files.check import hidden_parts
 from clustersim.cluster.files.networks import NO_EFFECT
 from clustersim.core import limits
@@ -300,7 +300,7 @@ def _changed(scenario: Scenario, topology: Topology) -> Iterator[str]:
             yield f"{place} says its rate, and NCCL's search counts with it; factor is for what it does not see"
         elif change.factor is not None and change.factor < 1:
             yield f"{place} delivers {change.factor:g} of what NCCL reads and plans with; bandwidth is for what it sees"
-    yield from (text for text in topology.assumed if text.endswith((WHAT_IF, NO_SUCH_NODE, NO_EFFECT)))
+    yield from (text for text in topology.assumed if text.endswith((WHAT_IF, NO_SUCH_NODE, NO_SUCH_BOARD, NO_EFFECT)))
     if not scenario.file.cluster.changes:
         yield from hidden_parts(topology)
 
