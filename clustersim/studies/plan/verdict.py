@@ -98,11 +98,20 @@ def _lead(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     apart = "their ranges overlap: measure both" if overlap else "their ranges do not overlap"
     named = f"{_place(rival, plan, searched)}{_spend(rival, unit)}{_risk(rival)}{roughly}"
     if ahead < 0:
+        if any(_outdoes(option, rival) for option in (*searched.tempting, *searched.front)):
+            return ""  # _tempting tells the better one of its kind
         return f" {named}, looks {-ahead / (1 + ahead):.1%} faster; {apart}."
     # The table may have a faster one that may run out: this is not the next of all.
     outrun = rival.has_room and any(option.rate > rival.rate for option in rivals)
     kind = f"another kind{' with room in memory' if outrun else ''}"
     return f" What is taken is {ahead:.1%} faster than the next best of {kind}, {named}; {apart}."
+
+
+def _outdoes(option: PlanOption, rival: PlanOption) -> bool:
+    """Whether an option is of a rival's kind on the same GPUs, no slower, and has room in memory where that has."""
+    own, its = option.candidate, rival.candidate
+    of_its_kind = (own.machine, own.nodes, own.form.family) == (its.machine, its.nodes, its.form.family)
+    return of_its_kind and option.rate >= rival.rate and (option.has_room or not rival.has_room)
 
 
 def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
