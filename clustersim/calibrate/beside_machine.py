@@ -85,7 +85,7 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
     constants = "as shipped" if fitted is None else f"as fitted {fitted.provenance.date}".rstrip()
     doubts = (*taken_for_granted(samples, machine), *contradictions(times.rows))
     errors = errors_by_class(times, expected)
-    library = machine.node_types[0].gpu.collective_library
+    library = machine.collective_library
     beside = BesideMachine(topology, rows, errors, constants, skipped=skipped, doubts=doubts, library=library)
     if reason is None:
         sentences = tuple(unexplained(times.classes, times.measured, expected, tried_words(times)))

@@ -38,7 +38,7 @@ def why(request: Request, group: Group) -> tuple[Alternative, ...]:
 
     Raises :class:`ProgramError` as the plan of the request does.
     """
-    library = group.topology.node_types[0].gpu.collective_library
+    library = group.topology.collective_library
     if request.kind not in TUNED:
         only = f"chosen: {library} has no algorithms to choose from for it"
         return (Alternative("direct", "Simple", None, _ours(request, group), only),)

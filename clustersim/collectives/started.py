@@ -60,7 +60,7 @@ def started_as_measured(
     say.
     """
     newest = Group(machine, machine.gpus).nccl_version
-    library = machine.node_types[0].gpu.collective_library
+    library = machine.collective_library
     spans = () if machine.calibration is None else machine.calibration.provenance.spans
     log = usual_launch_of(spans, kind, nodes, launch)
     if log is None:

@@ -149,6 +149,11 @@ class Topology(Keeper):
         return len(self.node_types)
 
     @property
+    def collective_library(self) -> str:
+        """Whose collectives its GPUs run: NCCL's, or AMD's RCCL's."""
+        return self.node_types[0].gpu.collective_library
+
+    @property
     def n_links(self) -> int:
         """How many directed links."""
         return len(self.link_src)

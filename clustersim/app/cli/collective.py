@@ -310,7 +310,7 @@ def _print(rows: list[CollectiveRow], machine: Topology, nodes: int, ranks: int)
         rates = (_time(row.time_us), f"{row.algbw_GBps:.2f}", f"{row.busbw_GBps:.2f}", "N/A", _time(row.lower_bound_us))
         click.echo(_line([*request_cells, *rates, row.algorithm, row.protocol, row.channels]))
         if row.alternatives is not msgspec.UNSET:
-            _print_alternatives(row.alternatives, machine.node_types[0].gpu.collective_library)
+            _print_alternatives(row.alternatives, machine.collective_library)
     average = sum(row.busbw_GBps for row in rows) / len(rows)
     click.echo(f"# Avg bus bandwidth    : {average:g}")
     for note in dict.fromkeys(note for row in rows for note in row.notes):

@@ -37,7 +37,7 @@ def taken_for_granted(samples: Samples, machine: Topology, nodes: int | None = N
     """
     yield from samples.notes
     rows = [row for row in samples.rows if row.ranks > 1]
-    library = machine.node_types[0].gpu.collective_library
+    library = machine.collective_library
     yield from _of_gpus(rows, machine)
     gpus = len(machine.node_gpus(0))
     for ranks in sorted({row.ranks for row in rows if not row.nodes}):

@@ -165,10 +165,10 @@ def _document(file: Document, own: Table, base: Table, presets: Presets) -> Docu
     experiment = Document(file.name, "toml" if titan else "yaml", notes=list(file.notes))
     stated = dict(_flat(own))
     plain = data_table("primus_presets")[presets.framework]["plain"]
-    table = load("torchtitan" if titan else "primus")
+    judged = _judged(load("torchtitan" if titan else "primus"))
     for path, value in _flat(overlaid(base, own)):
         is_own = path in stated
-        if value is None or (path in plain and plain[path] == value) or (not is_own and not _matters(path, table)):
+        if value is None or (path in plain and plain[path] == value) or (not is_own and not _matters(path, *judged)):
             continue
         where = file.name if is_own else f"presets of {file.name}"
         experiment.options["config", path] = OptionValue(path, value, where)
@@ -183,17 +183,21 @@ NEEDED = ("tokenizer_model", "turbo_sync_free_moe_stage", "enable_primus_turbo",
 """Options of presets that others are read with."""
 
 
-def _matters(path: str, table: FrameworkTable) -> bool:
-    """Whether an option of a preset is a row's, or is told or refused; what changes nothing is passed over."""
+def _judged(table: FrameworkTable) -> tuple[set[str], list[str], list[str]]:
+    """Options of rows, and options (globs) that are told or refused, and that change nothing."""
     tables = [table, *(load(name) for name in table.also)]
     rows = {name for row in table.every() for name in row.option.split("+")}
-    ends = (path, path.rsplit(".", 1)[-1])
     globs = [glob for one in tables for glob in one.unplayed]
     globs += [glob.partition("=")[0] for one in tables for glob in (*one.refused, *one.unsized)]
-    if path.startswith(primus_titan.MODEL):
+    return rows, globs, [glob for one in tables for glob in one.ignored]
+
+
+def _matters(path: str, rows: set[str], globs: Sequence[str], idle: Sequence[str]) -> bool:
+    """Whether an option of a preset is a row's, or is told or refused; what changes nothing is passed over."""
+    if path in rows or path in NEEDED or path.startswith(primus_titan.MODEL):
         return True
-    ignored = any(fnmatchcase(path, glob) for one in tables for glob in one.ignored)
-    return path in rows or path in NEEDED or (not ignored and any(fnmatchcase(end, g) for end in ends for g in globs))
+    ends = (path, path.rsplit(".", 1)[-1])
+    return not any(fnmatchcase(path, g) for g in idle) and any(fnmatchcase(end, g) for end in ends for g in globs)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

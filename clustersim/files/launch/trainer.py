@@ -84,8 +84,8 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     _commanded(read)
     _clipped(read)
     _meshed(read)
-    trainer_args.resharded(list(read))
-    trainer_args.optimized(list(read))
+    trainer_args.resharded(read)
+    trainer_args.optimized(read)
     _unsaid_strategy(read)
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Document, Key, OptionValue
 
@@ -48,7 +50,7 @@ def _compiled(file: Document) -> None:
         file.notes.append(f"{option.where}: {option.name} switches torch.compile on")
 
 
-def resharded(read: list[Document]) -> None:
+def resharded(read: Sequence[Document]) -> None:
     """Say that FSDP1 shards as ``fsdp_sharding_strategy`` says, whatever ``fsdp_reshard_after_forward`` does, as
     ``accelerate config`` writes it (``FullyShardedDataParallelPlugin.__post_init__`` of accelerate 1.15)."""
     options = {key[1]: option for file in read for key, option in (*file.options.items(), *file.overrides.items())}
@@ -68,7 +70,7 @@ def resharded(read: list[Document]) -> None:
         )
 
 
-def optimized(read: list[Document]) -> None:
+def optimized(read: Sequence[Document]) -> None:
     """Leave out the Trainer's kind of AdamW where DeepSpeed's file has an optimizer, which counts
     (``deepspeed_optim_sched`` of transformers/integrations/deepspeed.py); others than AdamW contradict it."""
     own = next(
