@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,15 +88,15 @@ def _print(title: str, result: PlanAnswer, out: Path, wrote: list[str]) -> None:
     console.say(result.verdict)
     unit = result.unit
     figures = ("GPUs", f"{unit}/s", "MFU", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
-    console.print(number_table(title, ("option", *figures), _numbered(result.front, 1)))
+    console.print(number_table(title, ("option", *figures), _numbered(enumerate(result.front, 1))))
     if len(result.places) > 1:
         _print_places(console, result, figures)
-    if rivals := [row for row in result.alternatives if row.rate]:
+    if rivals := [numbered for numbered in result.numbered_alternatives() if numbered[0]]:
         console.print(
             number_table(
                 "the best with another degree, strategy or dtype",
                 ("option", *figures),
-                _numbered(rivals, 1 + len(result.front)),
+                _numbered(rivals),
             )
         )
     for part in (*failures(result), *robust(result)):
@@ -123,9 +123,9 @@ def _print(title: str, result: PlanAnswer, out: Path, wrote: list[str]) -> None:
     console.say(f"wrote {', '.join(wrote)}")
 
 
-def _numbered(rows: Sequence[PlanRow], first: int) -> Iterator[tuple[str, ...]]:
+def _numbered(rows: Iterable[tuple[int, PlanRow]]) -> Iterator[tuple[str, ...]]:
     """Rows of a table of options, each with the number that --option takes."""
-    return ((f"{number}. {row.option}", *_cells(row)) for number, row in enumerate(rows, first))
+    return ((f"{number}. {row.option}", *_cells(row)) for number, row in rows)
 
 
 def _print_places(console: Terminal, result: PlanAnswer, figures: Sequence[str]) -> None:

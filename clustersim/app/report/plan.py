@@ -77,12 +77,9 @@ def _launch(answer: PlanAnswer) -> list[tuple[str, str]]:
 
 def _others(answer: PlanAnswer) -> list[tuple[str, str]]:
     """What is told beside the front, what was run with the number that --option takes."""
-    items = []
-    place = len(answer.front)
-    for row in answer.alternatives:
-        place += bool(row.rate)
-        items.append((f"{place}. {row.option}" if row.rate else row.option, row.why))
-    return items
+    return [
+        (f"{number}. {row.option}" if number else row.option, row.why) for number, row in answer.numbered_alternatives()
+    ]
 
 
 def _map(answer: PlanAnswer) -> PageSection:

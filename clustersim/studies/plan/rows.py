@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -195,3 +197,12 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     launch: str | UnsetType = UNSET
     places: list[PlaceRow] = []
     untried: list[str] = []
+
+    def numbered_alternatives(self) -> Iterator[tuple[int, ReasonedRow]]:
+        """The alternatives with the numbers that ``--option`` takes: those that were run, behind the front's; 0 of
+        others, which have none."""
+        number = len(self.front)
+        for row in self.alternatives:
+            is_run = row.scenario is not UNSET
+            number += is_run
+            yield (number if is_run else 0), row
