@@ -120,6 +120,30 @@ OFI = "NET/OFI Unable to find a protocol that worked. Failed initialization"
         ),
         ("plugin_failed", "NET/OFI", [OFI], {"hosts": 2, "between": "NET/Socket/0"}),
         (
+            "sockets",
+            "a plugin failed: NET/OFI aws-ofi-nccl initialization failed; NCCL's own InfiniBand is not tried",
+            ["NET/OFI aws-ofi-nccl initialization failed", "NCCL_IB_DISABLE set by environment to 1."],
+            {"hosts": 2, "between": "NET/Socket/0"},
+        ),
+        (
+            "sockets",
+            "No eligible providers",
+            ["NET/OFI No eligible providers were found"],
+            {"hosts": 2, "between": "NET/Socket/0"},
+        ),
+        (
+            "sockets",
+            "needs its plugin, and none is there: NET/Plugin: Could not find: libnccl-net.so",
+            ["NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin."],
+            {"hosts": 2, "between": "NET/Socket/0"},
+        ),
+        (
+            "gdr_off",
+            "the plugin for EFA says GDR disabled on GDR-supported instance type p4d.24xlarge",
+            ["NET/OFI GDR disabled on GDR-supported instance type p4d.24xlarge"],
+            {"hosts": 2, "between": "NET/Libfabric/0"},
+        ),
+        (
             "plugin_failed",
             "NCCL_NET_PLUGIN=aws-ofi",
             ["NCCL_NET_PLUGIN set by environment to aws-ofi", "NET/Plugin: Could not find: libnccl-net-aws-ofi.so"],

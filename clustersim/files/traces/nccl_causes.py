@@ -170,12 +170,16 @@ def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
     carried = f"{used} channels" if used else "what leaves a machine"
     text = f"TCP sockets carry {carried}"
     named = _pinned(evidence, "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA", "NCCL_NET_PLUGIN")
-    asked = _is_on(evidence.env.get("NCCL_IB_DISABLE")) or evidence.env.get("NCCL_NET", "").lower() == "socket"
+    asked = evidence.env.get("NCCL_NET", "").lower() == "socket"
+    without_ib = _is_on(evidence.env.get("NCCL_IB_DISABLE"))
     if evidence.hcas:
         text += f", though InfiniBand or RoCE devices are there: {few(list(evidence.hcas), SHOWN)}"
     local = _pinned(evidence, "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
-    broken = [line for line in evidence.plugins if not _ABSENT.search(line) or _is_broken(line)]
-    if asked:
+    networks = [line for line in evidence.plugins if "NET plugin" in line or line.startswith("NET/")]
+    broken = [line for line in networks if not _ABSENT.search(line) or _is_broken(line)]
+    if not asked and broken and without_ib:
+        why = f"a plugin failed: {broken[-1]}; NCCL's own InfiniBand is not tried beside it, as {named} says"
+    elif asked or without_ib:
         why = f"the environment says so: {named}; unset it"
     elif used and not between and local:
         why = f"they are within a machine, and the environment forbids P2P or shared memory: {local}"
@@ -188,6 +192,8 @@ def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
         why += f"; {named}" if named else ""
     else:
         why = f"{named or 'the log does not say'}; look for NET/IB and NET/Plugin with NCCL_DEBUG_SUBSYS=INIT,NET"
+        if networks:
+            why += f"; a cloud's network that is no InfiniBand needs its plugin, and none is there: {networks[-1]}"
     yield Cause("sockets", text, why)
 
 
@@ -225,6 +231,11 @@ def _why_no_gdr(evidence: Evidence) -> str:
     which = few(list(evidence.no_gdr), 2)
     if evidence.no_peer:
         return f"NCCL says {evidence.no_peer}: load nvidia-peermem, or use DMA-BUF (open kernel modules, Linux 5.12)"
+    if evidence.no_efa_gdr:
+        return (
+            f"the plugin for EFA says {evidence.no_efa_gdr}: it needs the EFA installer's kernel module and its "
+            "libfabric (fi_info -p efa; FI_EFA_USE_DEVICE_RDMA is not 0)"
+        )
     if named:
         return f"the environment says so: {named}" + (f"; NCCL says Disabled for {which}" if which else "")
     if match := next((found for text in evidence.no_gdr if (found := DISTANCE.search(text))), None):

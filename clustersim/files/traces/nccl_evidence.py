@@ -25,6 +25,7 @@ _NO_GDR = re.compile(r"GPU Direct RDMA Disabled for (.+)$")
 _NO_PEER = re.compile(
     r"No GDR support: (.+)$|\b((?:nv_peer_mem|nvidia[-_]peermem)\b.*(?:not (?:loaded|found)|missing).*)$"
 )
+_NO_EFA_GDR = re.compile(r"NET/OFI (GDR disabled on GDR-supported instance type \S+)")
 _PROVIDER = re.compile(r"NET/OFI (?:Selected [Pp]rovider is|Using) ([\w;-]+)")
 DISTANCE = re.compile(r"distance (\d+) >=? (\d+)")
 _HCA_NUMBER = re.compile(r"HCA (\d{1,4})\b")
@@ -35,7 +36,8 @@ _TO_NIC = re.compile(r"NET/\S+ \([\d.]+/[\d.]+/([A-Z]+\d?)\)")
 _GRAPH = re.compile(r"Pattern \d+, crossNic \d+, nChannels \d+, (?:bw|speed) [\d.]+/[\d.]+, type (\w+)/(\w+)")
 _PLUGIN = re.compile(
     r"Failed to initialize NET plugin (\S+)|(NET/OFI|TUNER/Plugin|NET/Plugin|COLLNET/Plugin)\b.*?"
-    r"(?:[Ff]ailed|[Uu]nable|[Ee]rror|not found|Could not find|No plugin found|undefined symbol|cannot open|Only EFA)"
+    r"(?:[Ff]ailed|[Uu]nable|[Ee]rror|not found|Could not find|No plugin found|undefined symbol|cannot open|Only EFA|"
+    r"No eligible providers)"
 )
 _LOADED = re.compile(r"Loaded (?:net|coll(?:net)?|tuner) plugin|[RP]2P plugin (?:v\d+ )?\w+")
 _NET = re.compile(r"Using network (.+?)\s*$|Initialized NET plugin (\S+)|Assigned NET plugin (\S+) to comm")
@@ -44,6 +46,9 @@ _PORT_DOWN = re.compile(r"NET/IB : ([\w.-]{1,80}):\d+ Got async event ?: port er
 _GIVEN_UP = re.compile(
     r"NET/IB ?: Got completion from peer .*?status=(?:IBV_WC_RETRY_EXC_ERR\(12\)|12\b).*?(?: hca (\S+))?$"
 )
+
+_EXPLAINED = (_P2P_OFF, _PLUGIN, _VERBS, _NO_GDR, _NO_EFA_GDR, _PORT_DOWN, _GIVEN_UP)
+"""Lines that a conclusion explains, so that they are no warnings beside it."""
 
 
 @dataclass
@@ -62,6 +67,7 @@ class Evidence:
     gdr_on: int = 0
     hcas: dict[str, None] = field(default_factory=dict)
     no_peer: str = ""
+    no_efa_gdr: str = ""
     provider: str = ""
     no_device: bool = False
     no_verbs: str = ""
@@ -89,7 +95,7 @@ class Evidence:
             host = _HOST.search(line)
             self.nic_paths[f"{host[1] if host else ''} {match[1]}".strip()] = set(kinds)
         self.no_nvls = self.no_nvls or "NVLS multicast support is not available" in line
-        told = any(words.search(line) for words in (_P2P_OFF, _PLUGIN, _VERBS, _NO_GDR, _PORT_DOWN, _GIVEN_UP))
+        told = any(words.search(line) for words in _EXPLAINED)
         if not told and (text := warning(line)):
             self.warnings[text] = None
 
@@ -115,6 +121,8 @@ class Evidence:
             self._add_distance(name, match[1])
         if match := _NO_PEER.search(line):
             self.no_peer = short(match[1] or match[2])
+        if match := _NO_EFA_GDR.search(line):
+            self.no_efa_gdr = short(match[1])
         if match := _PROVIDER.search(line):
             self.provider = match[1]
         self.gdr_on += "GPU Direct RDMA Enabled" in line
