@@ -228,14 +228,14 @@ def test_compiled_code_is_no_slower() -> None:
     assert compiled.forward.sum() <= eager.forward.sum()
 
 
-@pytest.mark.parametrize("kernel", ["eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn"])
+@pytest.mark.parametrize("kernel", ["eager", "efficient", "fa1", "triton", "fa2", "fa3", "fa4", "cudnn"])
 def test_every_attention_kernel_is_slower_than_the_tensor_cores_and_faster_than_nothing(kernel: str) -> None:
     seconds, _ = kernel_time(flash(), H100, 2, "bf16", attention_kernel=kernel)
     assert 2 * flash().flops / H100.peak["bf16"] < seconds < 0.1
 
 
 def test_attention_kernels_rank_as_their_charts_do() -> None:
-    order = ["eager", "triton", "fa2", "cudnn", "fa3"]
+    order = ["eager", "triton", "fa2", "cudnn", "fa3", "fa4"]
     times = [kernel_time(flash(8192), H100, 2, "bf16", attention_kernel=kernel)[0] for kernel in order]
     assert times == sorted(times, reverse=True)
 
@@ -313,7 +313,7 @@ def test_time_grows_with_the_batch(batch: int) -> None:
     ("choice", "message"),
     [
         ({"dtype": "bf61"}, r"unknown dtype 'bf61' .*did you mean 'bf16'"),
-        ({"attention_kernel": "fa4"}, "unknown attention kernel 'fa4'"),
+        ({"attention_kernel": "fa9"}, "unknown attention kernel 'fa9'"),
         ({"attention_kernel": "fa3"}, "attention kernel 'fa3' does not run on A100-SXM4-80GB; it has eager"),
         ({"activation_checkpointing": "fulll"}, "did you mean 'full'"),
         ({"optimizer": "adamm"}, r"unknown optimizer 'adamm' .*did you mean 'adam"),

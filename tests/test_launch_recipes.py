@@ -448,6 +448,7 @@ POST = '--fsdp full_shard --fsdp_config \'{"backward_prefetch": "backward_post"}
         ("--bf16 --tp_size 4", "parallel.tp", 4),
         (POST, "strategy.backward_prefetch", "BACKWARD_POST"),
         ("--attn_implementation xformers", "model.attention", "efficient"),
+        ("--attn_implementation flash_attention_4", "model.attention", "fa4"),
     ],
 )
 def test_what_the_trainers_arguments_mean(words, field, value):

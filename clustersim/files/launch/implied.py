@@ -22,6 +22,7 @@ from clustersim.files.launch.options import ScenarioFields, others
 from clustersim.files.launch.table import FrameworkTable, holds
 from clustersim.model import named_models as models
 from clustersim.model.published import configs, known_as
+from clustersim.model.seconds.kernels import FLASH_KERNELS
 from clustersim.scenario.file.splitting import MEGATRON
 from clustersim.training.strategies.zero_config import HF_AUTO
 
@@ -187,7 +188,7 @@ def _scores(table: FrameworkTable, fields: ScenarioFields) -> list[str]:
 def _in_fp32(table: FrameworkTable, fields: ScenarioFields) -> list[str]:
     """A note on kernels of FlashAttention in fp32, which they do not take: a script sets the type itself."""
     kernel = fields.get("model.attention")
-    if table.name != "accelerate" or fields.get("model.dtype") not in (None, "fp32") or kernel not in {"fa2", "fa3"}:
+    if table.name != "accelerate" or fields.get("model.dtype") not in (None, "fp32") or kernel not in FLASH_KERNELS:
         return []
     return [
         f"no file says a type of 16 bits, which {kernel} needs: all is played in fp32; "

@@ -3,11 +3,14 @@
 Since Ampere a pass takes what :mod:`clustersim.model.seconds.kernel_law.attention` says of an isolated one, at the
 level of the device's sustained products (:func:`~clustersim.model.seconds.gemm.sustained_level`); backward does 2.5
 times the work of forward, but makes each exponential once, as forward does (Dao, arXiv:2307.08691, algorithm 2: five
-products a score, forward two): units of twice as many save both the same time. FlashAttention 1 and 2, Triton's and the
-memory-efficient kernel have each warp issue its own products, and gain nothing from later tensor cores. So told,
-forward and backward of FlashAttention-2 take 3.4 to 3.7 times the law's forward in all 47 charted shapes of A100 and
-H100, of 512 to 16,384 tokens, with a causal mask and without, where its work is 3.5 times forward's; cuDNN's on B200
-(SimuMax's tables), 3.6 to 4.2.
+products a score, forward two): units of twice as many save both the same time. FlashAttention 4 takes cuDNN's time,
+which it does to 7 % from 4,096 tokens on (pull request 2605 of Dao-AILab/flash-attention, heads of 64 on a Blackwell;
+of 1,024 tokens a quarter longer).
+
+FlashAttention 1 and 2, Triton's and the memory-efficient kernel have each warp issue its own products, and gain nothing
+from later tensor cores. So told, forward and backward of FlashAttention-2 take 3.4 to 3.7 times the law's forward in
+all 47 charted shapes of A100 and H100, of 512 to 16,384 tokens, with a causal mask and without, where its work is 3.5
+times forward's; cuDNN's on B200 (SimuMax's tables), 3.6 to 4.2.
 
 A window, or a document of a packed sample, is to the kernel a shorter sequence. Values are as wide as keys: with heads
 of 192 and values of 128 the exponentials are a sixth too few.

@@ -11,7 +11,7 @@ from clustersim.core.errors import ScenarioError, nearest
 
 HALF = frozenset({"fp16", "bf16", "fp8"})
 MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")
-ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn", "aotriton")
+ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "fa4", "cudnn", "aotriton")
 IMPLEMENTATIONS = ("eager", "compiled")
 CHECKPOINTING = ("none", "full", "selective")
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4")

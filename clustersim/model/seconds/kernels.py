@@ -21,7 +21,7 @@ CLAMP = "expert_clamp"
 
 # Passes over the score matrix of unfused attention besides its GEMMs: scale, mask, softmax, dropout.
 _EAGER_PASSES = 9.0
-FLASH_KERNELS = frozenset({"fa1", "triton", "fa2", "fa3"})
+FLASH_KERNELS = frozenset({"fa1", "triton", "fa2", "fa3", "fa4"})
 """Kernels that have no room for a mask and run in 16 bits alone."""
 
 

@@ -113,7 +113,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seq_len : tokens per sample; the config's own maximum when absent.
     dtype : of the GEMMs; fp16 and bf16 mean autocast over fp32 parameters, as ``torch.autocast``.
     attention : ``eager`` (scores written to memory), ``flash`` (fused, by the kernel PyTorch would pick), or a kernel
-        of this name: ``efficient``, ``fa1``, ``triton``, ``fa2``, ``fa3``, ``cudnn``, ``aotriton`` (PyTorch's on ROCm).
+        of this name: ``efficient``, ``fa1``, ``triton``, ``fa2``, ``fa3``, ``fa4``, ``cudnn``,
+        ``aotriton`` (PyTorch's on ROCm).
     implementation : ``eager`` (op by op), ``flash`` (with fused attention and GELU), ``liger`` (with Liger's norms,
         rotation and gated activations) or ``fused`` (torch.compile).
     activation_checkpointing : ``none``; ``full``: only block inputs are kept and backward recomputes the rest;
@@ -139,7 +140,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     name: str | None = None
     seq_len: Positive | None = None
     dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "fp32"
-    attention: Literal["eager", "flash", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn", "aotriton"] | None = None
+    attention: (
+        Literal["eager", "flash", "efficient", "fa1", "triton", "fa2", "fa3", "fa4", "cudnn", "aotriton"] | None
+    ) = None
     implementation: Literal["eager", "flash", "liger", "megatron", "fused"] | None = None
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4"] = "tensorwise"
