@@ -95,13 +95,17 @@ def _scales_beside(arch: str) -> bool:
 
 def legacy(sheet: Sheet) -> Sheet:
     """The sheet as kernels see it that have each warp issue its own products."""
-    most = LEGACY_RATE * sheet.sms * sheet.clock
+    share = np.where(sheet.persistent > 0, LEGACY_SHARE, 1.0)
+    most = np.minimum(LEGACY_RATE * sheet.sms * sheet.clock, share * sheet.half_peak)
     return replace(sheet, peak=np.minimum(sheet.peak, most), half_peak=np.minimum(sheet.half_peak, most))
 
 
 LEGACY_RATE = 2048.0
 """FLOP a clock and SM of a warp's own products in 16 bits (Ampere's instructions): kernels of small tiles, and
 FlashAttention 1 and 2, run these on every generation, and gain nothing from later tensor cores."""
+LEGACY_SHARE = 0.629
+"""Of the peak, what a warp's own products reach at most on tensor cores made for wgmma: 62.9 % on H800 (Luo et al.,
+arXiv:2402.13499). It is the less on an H20, whose tensor cores are held below those of Ampere."""
 PERSISTENT = frozenset({"sm90", "sm100", "sm103"})
 """Generations whose products are fed by the tensor memory accelerator into wgmma or tcgen05 instructions: their kernels
 work on one tile while they write the last one, and share out what is left of a round."""
