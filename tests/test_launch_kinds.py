@@ -1,5 +1,7 @@
 """Models that launch files describe by sizes of a kind that no shipped model is of, and what else decides a model."""
 
+from pathlib import Path
+
 import pytest
 
 from clustersim import model as models
@@ -323,6 +325,27 @@ def test_layers_with_experts_are_those_that_the_script_says(more, dense):
         tensor.name for layer in made.layers for tensor in layer.tensors if "block_sparse_moe.gate" in tensor.name
     ]
     assert len(routers) == 4 - dense
+
+
+MIXTRAL = (Path(__file__).parent / "data" / "launch" / "megatron_mixtral_8x7b.yaml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("", "", False),
+        ("moe_grouped_gemm: true", "moe_grouped_gemm: false", True),
+        ("  moe_grouped_gemm: true\n", "", True),
+    ],
+)
+def test_experts_that_megatron_calls_one_by_one_are_said_to_be_played_together(old, new, said):
+    made = read(MIXTRAL.replace(old, new), "a.yaml")
+    assert any("as one grouped product" in note for note in made.notes) == said
+    assert "moe_grouped_gemm" not in made.unplayed
+
+
+def test_a_dense_model_says_nothing_of_experts():
+    assert not any("grouped" in note for note in megatron("--swiglu --vocab-size 1024").notes)
 
 
 def test_another_pattern_of_experts_is_refused():

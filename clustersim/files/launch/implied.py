@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clustersim.core.errors import ClusterSimError, ScenarioError
@@ -29,6 +29,8 @@ from clustersim.training.strategies.zero_config import HF_AUTO
 RECOMPUTED = "parallel.recompute_granularity"
 
 
+GROUPED = "moe_grouped_gemm"
+"""Megatron-LM's option for one product of all experts of a rank."""
 EARLIER = ("checkpoint_activations", "activations_checkpoint_method")
 """Options of Megatron-LM before 3.0 for whole layers, a layer at a time unless told otherwise."""
 
@@ -51,6 +53,7 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
     notes += _graphs(fields)
     notes += _scores(table, fields)
     notes += _in_fp32(table, fields)
+    notes += _looped_experts(table, options, fields)
     unset = next((note for file in parts.files for note in file.notes if UNSET in note), "")
     if unset and parts.model is None and not {"shape.layers", "model.name"} & fields.keys():
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
@@ -193,6 +196,19 @@ def _in_fp32(table: FrameworkTable, fields: ScenarioFields) -> list[str]:
     return [
         f"no file says a type of 16 bits, which {kernel} needs: all is played in fp32; "
         "say bf16 or mixed_precision where the script loads weights in bfloat16 by itself"
+    ]
+
+
+def _looped_experts(table: FrameworkTable, options: Mapping[Key, OptionValue], fields: ScenarioFields) -> list[str]:
+    """A note on experts that Megatron-LM calls one after the other, as it does unless it is told otherwise
+    (megatron/training/arguments.py ``moe_grouped_gemm``; core/transformer/moe/experts.py ``SequentialMLP``)."""
+    values = [option.value for (_, name), option in options.items() if name.rsplit(".", 1)[-1] == GROUPED]
+    asked = any(value not in (False, "false", "False") for value in values)
+    if table.name != "megatron" or asked or not fields.get("shape.experts.count"):
+        return []
+    return [
+        "no --moe-grouped-gemm: Megatron-LM calls each of a rank's experts by itself; they are played as one grouped "
+        "product, so that a step whose host or whose small products bind takes longer than said"
     ]
 
 

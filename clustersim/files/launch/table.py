@@ -113,7 +113,8 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows : see :class:`LaunchOption`. also : rows of other tables by name (globs), as arguments of its script.
     explicit : options (globs) that are written where they are its defaults too: of a release that is not fixed, what
         time and memory depend on is said.
-    beside : options of its file that are written beside others, ``option=value`` of both: what is played there.
+    beside : options that are written beside others, ``option=value`` (a glob) of these and ``option=value`` of those,
+        or a flag: what is played there.
     marks : keys (globs) that tell its files from others'. leaf : keys are known by the last part of their path.
     unplayed : options (globs), or ``option=value`` (globs), that change time or memory and are not played, with what is
         played instead.

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -264,9 +265,10 @@ def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, t
                 options[row.at][option] = value
     for first, second in table.beside.items():
         name, _, chosen = first.partition("=")
-        if str(options["config"].get(name)) == chosen:
-            other, _, value = second.partition("=")
-            options["config"][other] = value
+        other, _, value = second.partition("=")
+        for stated in options.values():
+            if name in stated and fnmatchcase(str(stated[name]), chosen):
+                stated[other] = value or True
     return options["args"], options["config"]
 
 
