@@ -59,7 +59,7 @@ def test_every_promised_device_is_found_by_its_own_name(name: str) -> None:
 def test_figures_are_shares_of_a_peak_with_a_source(name: str) -> None:
     part = device(name)
     for dtype, figure in part.matmul.items():
-        assert 0.2 < figure.value <= 1.0, dtype
+        assert 0.2 < figure.value <= 1.2, dtype  # gamers' cards run above the boost their peak is stated at
         assert figure.source
     assert 0.5 < part.stream.value <= 1.0
     assert part.source
@@ -71,6 +71,35 @@ def test_figures_are_shares_of_a_peak_with_a_source(name: str) -> None:
     assert any("estimated" in note for note in part.notes) == any(
         f.estimated for f in (*part.matmul.values(), part.stream)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "measured"),
+    [
+        ("A40", "bf16", 122.3),
+        ("RTX-A6000", "bf16", 123.3),
+        ("RTX-A4000", "fp16", 60.9),
+        ("RTX-3090", "fp16", 75.6),
+        ("RTX-3090", "fp32", 24.8),
+        ("RTX-4090", "tf32", 85.7),
+        ("RTX-5090", "bf16", 237.0),
+        ("RTX-5080", "fp16", 102.4),
+        ("RTX-PRO-6000-Server", "bf16", 417.3),
+        ("L4", "bf16", 59.4),
+        ("L40S", "fp16", 264.0),
+    ],
+)
+def test_products_of_cards_are_as_fast_as_their_owners_measured(name: str, dtype: str, measured: float) -> None:
+    """TFLOP/s of torch.matmul of 8,192 or 10,240 on a side: zzc0721/torch-performance-test-data."""
+    assert device(name).matmul_rate(dtype) / 1e12 == pytest.approx(measured, rel=0.01)
+
+
+def test_cards_of_one_chip_that_power_holds_reach_as_much_a_watt() -> None:
+    """The L4's own measurement confirms what is taken for other Ada cards: the L40S's FLOP/s a watt."""
+    least, most = device("L4"), device("L40S")
+    assert least.tdp and most.tdp
+    a_watt = most.matmul_rate("fp16") / most.tdp
+    assert least.matmul_rate("fp16") / least.tdp == pytest.approx(a_watt, rel=0.02)
 
 
 @pytest.mark.parametrize("name", list(devices()))

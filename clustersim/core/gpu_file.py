@@ -322,7 +322,7 @@ def _shares(
 LEVEL_SPREAD = 0.15
 """Relative half-width of the best measured matmul rate of a GPU around its generation's. Of the data-centre GPUs of
 ``data/devices.toml`` that share a generation (sm80, sm90, sm100) none is further than 7 % from the mean; generations
-lie 13 % from each other; the two of sm86, a workstation's and a gamer's, are 0.61 and 0.97."""
+lie 13 % from each other; of sm86 workstations' have 0.73 to 0.82 and gamers', with half of their peaks, about 1."""
 
 
 def _check(gpu: Device, spec: DeviceSpec, place: str) -> None:
