@@ -11,7 +11,7 @@ from clustersim.model.seconds import attention, gemm
 from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.conv import conv_parts
 from clustersim.model.seconds.float8 import forward_share, gradient_setting, product_share
-from clustersim.model.seconds.memory_bound import memory_time
+from clustersim.model.seconds.memory_bound import memory_time, traffic_rate
 from clustersim.model.seconds.scan import scan_parts
 
 KINDS = ("gemm", "conv", "attention", "scan", "memory", "recurrent", "host")
@@ -141,7 +141,7 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
     Repeated products run one after the other, or, where one launch does them all, share the SMs tile by tile: a grouped
     kernel, as CUTLASS and torch's ``_grouped_mm`` have it.
     """
-    share = _aligned(setting, kernel) * product_share(setting)
+    share = product_share(setting)
     rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
     if kernel.repeat > 1:
         if kernel.launches > 1:
@@ -157,15 +157,22 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
     parts_of = gemm.unaligned_parts if _unaligned(setting, kernel) else together
     if part in {"F", "R"}:
         compute, memory = parts_of(setting, m, n, k, count)
-        return compute / (share * forward_share(setting)), memory
+        rate = product_share(setting) * forward_share(setting)
+        return compute / rate + _odd(setting, kernel, compute / rate, count, (m, n, k)), memory
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
     of_weights = "W" in kernel.halves and (part != "I" or not weighted(kernel))
+    sizes = [(k, n, m)] if of_weights else []
     both = [parts_of(gradient_setting(setting), k, n, m, count)] if of_weights else []
     if kernel.halves.endswith("I") or (part != "W" and kernel.backward_flops >= 1.5 * kernel.flops):
+        sizes.append((m, k, n))
         both.append(parts_of(setting, m, k, n, count))
     if "R" in kernel.halves and part != "W":
+        sizes.append((m, n, k))
         both.append(parts_of(setting, m, n, k, count))
-    seconds = [max(compute / share, memory) for compute, memory in both]
+    seconds = [
+        max(compute / share + _odd(setting, kernel, compute / share, count, size), memory)
+        for (compute, memory), size in zip(both, sizes, strict=True)
+    ]
     if setting.summed_bytes and of_weights and weighted(kernel) and part != "I":
         seconds[0] = _summed(setting, seconds[0], count * k * n)
     return sum(seconds), max(memory for _, memory in both)
@@ -177,11 +184,24 @@ def _summed(setting: Setting, product: float, weights: float) -> float:
     return max(product, traffic) + setting.constants.sum_exposed * min(product, traffic)
 
 
-def _aligned(setting: Setting, kernel: Kernel) -> float:
-    """The share of the tensor cores' rate that the length of rows leaves: operands and their gradients are laid out
-    with n or k innermost, and rows are loaded 16 bytes at a time where they begin at multiples of them."""
-    odd = setting.half and (kernel.n % 2 or kernel.k % 2)
-    return setting.constants.misaligned if odd else 1.0
+def _odd(setting: Setting, kernel: Kernel, compute: float, count: float, size: tuple[float, float, float]) -> float:
+    """Seconds that rows of an odd length add to so many products of (rows, columns, inner) elements, 0 where they are
+    even.
+
+    Operands and their gradients are laid out with n or k innermost, and tensor cores load 16 bytes at a time where rows
+    begin at multiples of them. Compiled code pads where it is faster (``torch._inductor.config.shape_padding``, on
+    since PyTorch 2.1; pull request 101915): an operand with an odd side is copied to where there is room, and the
+    product's own padding is a view.
+    """
+    if not setting.half or not (kernel.n % 2 or kernel.k % 2):
+        return 0.0
+    slower = compute * (1.0 / setting.constants.misaligned - 1.0)
+    if not setting.compiled:
+        return slower
+    rows, columns, inner = size
+    copied = sum(one * other for one, other in ((rows, inner), (inner, columns)) if one % 2 or other % 2)
+    element = setting.element_bytes
+    return min(slower, 2.0 * count * copied * element / traffic_rate(setting, element))
 
 
 def _unaligned(setting: Setting, kernel: Kernel) -> bool:
