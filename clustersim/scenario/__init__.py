@@ -120,7 +120,7 @@ class Scenario:
         del table["campaign"], table["published"]  # no step depends on them
         if self.file.measured is None:
             del table["measured"]
-        for name in ("frozen", "adapter", "loss", "packing", "activation_offloading"):
+        for name in ("frozen", "adapter", "loss", "packing", "activation_offloading", "channels_last"):
             if not table["model"][name]:
                 del table["model"][name]
         if not self.file.run.cuda_graph:

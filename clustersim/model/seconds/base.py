@@ -132,7 +132,9 @@ class Setting:
     device : the GPU. dtype : of the GEMMs, one of :data:`MODES`.
     autocast : parameters and norms stay fp32 around half-precision GEMMs (``torch.autocast``).
     attention_kernel : of fused attention, one of :data:`ATTENTION_KERNELS`.
-    compiled : elementwise kernels are generated (torch.compile), not eager; convolutions run channels last.
+    compiled : elementwise kernels are generated (torch.compile), not eager.
+    channels_last : no convolution is transposed for; compiled code lays tensors out so by itself
+        (``torch._inductor.config.layout_optimization``).
     images : the model is a convolutional network.
     summed_bytes : of an element of the gradient that a weight gradient's product is added to (Megatron's
         ``gradient_accumulation_fusion``); 0 where the product is written.
@@ -151,6 +153,7 @@ class Setting:
     autocast: bool = False
     attention_kernel: str = "fa2"
     compiled: bool = False
+    channels_last: bool = False
     images: bool = False
     summed_bytes: int = 0
     float8_recipe: str = "tensorwise"
@@ -228,7 +231,8 @@ class Execution:
     activation_checkpointing : ``none``; ``full``, where backward repeats each block's forward; ``selective``, where it
         repeats all but fused attention and every second matrix product (torchtitan's per-op policy).
     optimizer : sgd, sgd_momentum, adam, adamw, lamb, or None. optimizer_impl : fused, foreach or for-loop.
-    implementation : ``eager``, or ``compiled`` where elementwise kernels are generated.
+    implementation : ``eager``, or ``compiled`` where elementwise kernels are generated. channels_last : of tensors that
+        convolutions read and write; compiled code has them so.
     state_dtype : what the optimizer's parameters and states are in; ``param_dtype`` when None. FSDP and ZeRO compute in
         16 bits and update fp32 shards.
     float8_recipe : one of :data:`FLOAT8_RECIPES`, of dtype fp8.
@@ -245,6 +249,7 @@ class Execution:
     optimizer: str | None = "adamw"
     optimizer_impl: str = "foreach"
     implementation: str = "eager"
+    channels_last: bool = False
     state_dtype: str | None = None
     float8_recipe: str = "tensorwise"
     layer_time: float | None = None
@@ -294,6 +299,7 @@ def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTA
         autocast=half and how.param_dtype == "fp32",
         attention_kernel=kernel,
         compiled=how.implementation == "compiled",
+        channels_last=how.channels_last or how.implementation == "compiled",
         float8_recipe=how.float8_recipe,
         hosted=not how.graphed,
         constants=constants,

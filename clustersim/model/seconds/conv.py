@@ -17,8 +17,8 @@ def conv_parts(setting: Setting, kernel: Kernel, batch: float, *, backward: bool
     """Seconds of arithmetic and of memory traffic of a convolution, without the kernel floor.
 
     In fp32, cuDNN runs a 3x3 convolution of stride 1 as Winograd F(4x4, 3x3) or F(2x2, 3x3), with up to four times
-    fewer multiplications (Lavin and Gray, arXiv:1509.09308). Tensor cores want channels last: frameworks that keep
-    channels first transpose input and output around each 16-bit convolution.
+    fewer multiplications (Lavin and Gray, arXiv:1509.09308). Tensor cores want channels last: where tensors are not,
+    input and output are transposed around each 16-bit convolution.
     """
     constants = setting.constants
     half = setting.half
@@ -32,7 +32,7 @@ def conv_parts(setting: Setting, kernel: Kernel, batch: float, *, backward: bool
     nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * setting.element_bytes
     compute = flops / rate
     memory = nbytes / (setting.device.memory_bandwidth * constants.gemm_memory)
-    if half and not setting.compiled:
+    if half and not setting.channels_last:
         # A transpose reads and writes what the convolution reads and writes once.
         transposes = 2.0 * nbytes / traffic_rate(setting, setting.element_bytes)
         return compute + transposes, memory + transposes

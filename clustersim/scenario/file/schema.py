@@ -117,6 +117,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         ``aotriton`` (PyTorch's on ROCm).
     implementation : ``eager`` (op by op), ``flash`` (with fused attention and GELU), ``liger`` (with Liger's norms,
         rotation and gated activations) or ``fused`` (torch.compile).
+    channels_last : convolutions in 16 bits read and write channels last, as tensor cores want them, and nothing is
+        transposed around them (``model.to(memory_format=torch.channels_last)``); ``implementation = "fused"`` does so
+        by itself.
     activation_checkpointing : ``none``; ``full``: only block inputs are kept and backward recomputes the rest;
         ``selective``: all but attention and every second matrix product is recomputed.
     float8_recipe : of ``dtype = "fp8"``, one scale a tensor (torchao's ``tensorwise``, Transformer Engine's delayed and
@@ -144,6 +147,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         Literal["eager", "flash", "efficient", "fa1", "triton", "fa2", "fa3", "fa4", "cudnn", "aotriton"] | None
     ) = None
     implementation: Literal["eager", "flash", "liger", "megatron", "fused"] | None = None
+    channels_last: bool = False
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4"] = "tensorwise"
     frozen: tuple[str, ...] = ()

@@ -211,6 +211,9 @@ def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, s
 
 def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card, rates: CopyRates) -> StepCost:
     run = scenario.file.run
+    if scenario.file.model.channels_last and not any(k.kind == "conv" for layer in model.layers for k in layer.kernels):
+        with scenario.at("$.model.channels_last"):
+            raise ScenarioError(f"channels_last: {model.name} has no convolutions; leave it out")
     with scenario.at("$.run.optimizer"):
         cost = _step_cost(model, card, scenario.config.micro_batch_size, execution_of(scenario))
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
@@ -251,6 +254,7 @@ def execution_of(scenario: Scenario) -> Execution:
         optimizer=_optimizer(scenario),
         optimizer_impl=run.optimizer_impl,
         implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
+        channels_last=spec.channels_last,
         state_dtype=config.state_dtype,
         float8_recipe=spec.float8_recipe,
         layer_time=layer_time_of(scenario),
