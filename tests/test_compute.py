@@ -355,3 +355,17 @@ def test_few_rows_leave_a_weight_gradient_the_time_of_its_sums() -> None:
     where = dataclasses.replace(setting(H100, Execution("bf16", "bf16")), summed_bytes=4)
     added, _ = time_in(where, linear(16, 8192, 8192), 1, "W")
     assert added == pytest.approx(8 * 8192**2 / H100.stream_rate(), rel=0.2)
+
+
+def test_generated_code_reads_logits_as_the_product_wrote_them() -> None:
+    """Under autocast, torch.compile casts logits in registers: no more bytes than of a model in 16 bits. Eager code
+    writes them in fp32."""
+
+    def loss(implementation: str, param_dtype: str) -> float:
+        how = Execution(dtype="bf16", param_dtype=param_dtype, implementation=implementation, optimizer=None)
+        fused = "eager" if implementation == "eager" else "fused"
+        cost = step_cost(transformer(2, 256, 4, 128, 50304, implementation=fused), H100, 64, how)
+        return float(cost.forward[-1] + cost.backward[-1])
+
+    assert loss("compiled", "fp32") == pytest.approx(loss("compiled", "bf16"), rel=0.05)
+    assert loss("eager", "fp32") > 1.5 * loss("compiled", "fp32")
