@@ -90,8 +90,8 @@ def test_figures_are_shares_of_a_peak_with_a_source(name: str) -> None:
     ],
 )
 def test_products_of_cards_are_as_fast_as_their_owners_measured(name: str, dtype: str, measured: float) -> None:
-    """TFLOP/s of torch.matmul at best (zzc0721/torch-performance-test-data). A step keeps 0.91, to which power holds an L4
-    in large products already."""
+    """TFLOP/s of torch.matmul at best (zzc0721/torch-performance-test-data); a step keeps 0.91, what power leaves an L4
+    of large products anyway."""
     assert device(name).matmul_rate(dtype) / 1e12 == pytest.approx(measured, rel=0.01)
 
 

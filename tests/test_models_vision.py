@@ -138,3 +138,10 @@ def test_a_name_by_anybodys_spelling_has_the_shape_it_is_built_from() -> None:
     assert found is not None
     assert (found.seq_len, found.n_positions, found.causal, found.kv_heads) == (577, 577, False, 12)
     assert model("google/vit-base-patch16-224").name == "vit_base_patch16_224"
+
+
+def test_every_patch_sees_every_other_without_a_mask() -> None:
+    names = {kernel.name for layer in model("vit_b_16", attention="eager").layers for kernel in layer.kernels}
+    assert {"scale", "softmax"} <= names
+    assert "mask" not in names
+    assert "mask" in {k.name for layer in model("bert-base", attention="eager").layers for k in layer.kernels}

@@ -166,6 +166,7 @@ def _eager(s: TransformerShape) -> K.Kernels:
         ops = [
             K.memory(name, square, passes, cut="heads")
             for name, passes in K.SCORES[families()[s.family].scores].items()
+            if name != "mask" or s.patches is None  # every patch of an image sees every other
         ]
     if s.implementation != "fused" and s.attn_dropout:
         ops.append(K.memory("dropout", square, K.DROPOUT, cut="heads"))
