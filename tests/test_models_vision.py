@@ -144,4 +144,4 @@ def test_every_patch_sees_every_other_without_a_mask() -> None:
     names = {kernel.name for layer in model("vit_b_16", attention="eager").layers for kernel in layer.kernels}
     assert {"scale", "softmax"} <= names
     assert "mask" not in names
-    assert "mask" in {k.name for layer in model("bert-base", attention="eager").layers for k in layer.kernels}
+    assert "mask" in {k.name for layer in model("bert-base-uncased", attention="eager").layers for k in layer.kernels}
