@@ -232,3 +232,15 @@ def test_gate_and_up_in_one_tensor_are_its_products_and_down_is_of_its_own(name:
     }
     assert products == {"gate_up": ["gate", "up"], "down": ["down"]}
     assert links["mlp.gate_up_proj.weight"].n_out == 2 * links["mlp.down_proj.weight"].n_in
+
+
+def test_products_in_4_bits_keep_their_inputs() -> None:
+    """bitsandbytes' MatMul4Bit saves its input beside the weight, a frozen product in 16 bits none. The attention's
+    output and what an adapter reads are there once."""
+    kept = []
+    for packed in (False, True):
+        adapter = Adapter(rank=8, target_modules=("q_proj", "v_proj"), load_in_4bit=packed)
+        made = with_trained(model("llama2-7b", seq_len=1024), Trained((), adapter, 2.0))
+        kept.append(sum(kernel.saved for kernel in made.layers[5].kernels))
+    # The norm's output that gate and up read, and what down reads.
+    assert kept[1] - kept[0] == 1024 * (4096 + 11008)

@@ -97,7 +97,8 @@ def rewritten(
 
     Raises :class:`ModelError` for products of which only a part is frozen and nobody can tell which.
     """
-    work = _Rewriter(layer, links, {t.name for t in tensors if t.frozen}, frozenset(adapted), add)
+    packed = frozenset(t.name for t in tensors if t.quantised)
+    work = _Rewriter(layer, links, {t.name for t in tensors if t.frozen}, packed, frozenset(adapted), add)
     work.check(tensors, reached=reached)
     if not work.frozen:
         return layer.kernels
@@ -115,11 +116,12 @@ class _RestFrozen(msgspec.Struct, frozen=True):
 
 
 class _Rewriter(msgspec.Struct, frozen=True):
-    """What :func:`rewritten` is about."""
+    """What :func:`rewritten` is about; ``packed`` : the frozen weights that are kept in 4 bits."""
 
     layer: Layer
     links: LayerLinks
     frozen: Collection[str]
+    packed: frozenset[str]
     adapted: frozenset[str]
     add: Beside
 
@@ -156,8 +158,11 @@ class _Rewriter(msgspec.Struct, frozen=True):
         sharing = self._sharing()
         given: set[int] = set()
         for i, kernel in enumerate(self._kept_elsewhere()):
-            yield self._with_own_backward(i, kernel, rest, ahead=i < begins, beside=i in beside)
+            made = self._with_own_backward(i, kernel, rest, ahead=i < begins, beside=i in beside)
+            yield made
             link = self.links.of(i)
+            if link is not None and link.tensor in self.packed and made.saved:
+                given.add(sharing[i])
             if link is None or link.tensor not in self.adapted or i != link.kernels[-1]:
                 continue
             added = self.add(link, kernel, first=sharing[i] not in given)
@@ -174,7 +179,12 @@ class _Rewriter(msgspec.Struct, frozen=True):
         is_frozen = link.tensor in self.frozen if link else rest.experts if i in self.links.experts else rest.others
         if not is_frozen:
             return _one_product(kernel, "W") if beside else kernel
-        return _without_backward(kernel) if ahead or beside else _inputs_only(kernel)
+        if ahead or beside:
+            return _without_backward(kernel)
+        # One in 4 bits keeps its input, though no weight's gradient asks for it (bitsandbytes, autograd/_functions.py,
+        # MatMul4Bit: ctx.tensors = (A, B)).
+        keeps = link is not None and link.tensor in self.packed
+        return _one_product(kernel, "I") if keeps else _inputs_only(kernel)
 
     def _first_trained(self, tensors: Sequence[Tensor]) -> int:
         """The first kernel that trains something: of the layer's vectors, its norms; 0 where that is not told."""
@@ -216,11 +226,13 @@ class _Rewriter(msgspec.Struct, frozen=True):
             if readers:
                 keeper = kernels[readers[0]]
                 kernels[readers[0]] = replace(keeper, saved=kernels[i].saved, kept=kernels[i].kept)
+                kernels[i] = replace(kernels[i], saved=0.0, kept=NOTHING)
                 continue
             maker = next((j for j in reversed(range(i)) if _gives_away(kernels[j])), None)
             between = range(i if maker is None else maker + 1, i)
             if maker is not None and not any(kernels[j].kind == "gemm" for j in between):
                 kernels[maker] = _keeping_more(kernels[maker], kernels[i])
+                kernels[i] = replace(kernels[i], saved=0.0, kept=NOTHING)
         return kernels
 
 
