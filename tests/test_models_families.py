@@ -26,7 +26,7 @@ CASES = 30
 QUICK = 10
 """Where slow tests are left out, one in so many is built."""
 
-EARLIER = {"vit", "roberta", "xlm-roberta", "camembert", "bert", "mpt"}
+EARLIER = {"vit", "roberta", "xlm-roberta", "camembert", "bert", "mpt", "distilbert"}
 """Types whose tensors keep the names and order of transformers 4 (or llm-foundry): sizes are compared without them."""
 EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "mellum", "deepseek_v2", "deepseek_v3", "opt", "gemma4_text"}
 """Types whose experts are listed one by one, as transformers 4 has them; and OPT and Gemma 4, whose final norm or
@@ -38,7 +38,7 @@ NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 """Types whose class fails without ``head_dim``, which it has not by default."""
 OWN_HEADS = {"gemma4_text", "mimo_v2_flash", "minimax_m3_vl_text"}
 """Types whose heads are drawn to go together."""
-AS_ENCODER = {"modernbert", "bert", "roberta", "xlm-roberta", "camembert"}
+AS_ENCODER = {"modernbert", "eurobert", "distilbert", "bert", "roberta", "xlm-roberta", "camembert"}
 BY_CLASS = {"mistral4": "Mistral4ForCausalLM"}
 """Decoders that transformers' Auto classes do not know, since they come with a tower in front."""
 
@@ -183,6 +183,8 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         "block_multiple_of": 16, "conv_L_cache": 3, "num_dense_layers": 1, "linear_head_dim": 8, "linear_num_heads": 4,
         "ffn_hidden_size": rng.choice([None, 80]), "num_kv_heads": rng.choice([2, heads]), "local_attention": 16,
         "seq_length": 64, "block_size": 8, "rotary_dim": 8,
+        "num_layers": layers, "attention_heads": heads, "dim": width, "hidden_dim": 48,
+        "window_size": 16,
     }  # fmt: skip
     biases = [
         "conv_bias",
@@ -211,6 +213,22 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         words = ["linear_attention", "moe", "full_attention", "mlp"]
         config["layers_block_type"] = words + rng.choices(words, k=rng.randint(0, 4))
         config["moe_latent_size"] = rng.choice([None, 24])
+    if kind == "gpt_neo":
+        config["attention_types"] = [[rng.choices(["global", "local"], k=layers), 1]]
+    if kind == "flint":
+        config["mlp_only_layers"] = rng.choice([None, [], [1], [0]])
+    if kind == "axk1" and rng.random() < 0.5:
+        config["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=layers)
+    if kind == "lfm3":
+        config |= {name: rng.random() < 0.5 for name in ("use_sandwich_norm", "use_attention_gate")}
+    if kind == "olmo_hybrid":
+        sizes = ["linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"]
+        for name in sizes if rng.random() < 0.5 else []:
+            del config[name]
+    if kind in {"lara_mini", "lfm3", "olmo_hybrid", "flint"} and rng.random() < 0.7:
+        other = {"lfm3": ["conv", "sliding_attention"], "flint": ["sliding_attention"]}.get(kind, ["linear_attention"])
+        other += ["sliding_attention"] * (kind == "lara_mini")
+        config["layer_types"] = [*other, "full_attention", *rng.choices([*other, "full_attention"], k=layers)][:layers]
     if kind == "bailing_hybrid":
         config |= {"layer_group_size": rng.choice([2, 3]), "short_conv_kernel_size": rng.choice([2, 4])}
     if kind == "cohere2_moe":
@@ -373,7 +391,7 @@ def counted_flops(config: dict[str, Any], tokens: int) -> int:
 OTHERWISE = {
     "jamba", "bamba", "falcon_h1", "granitemoehybrid", "minimax", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
     "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "llama4_text",
-    "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text", *IMAGES,
+    "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "lara_mini", "lfm3", "olmo_hybrid", "minimax_m3_vl_text", *IMAGES,
 }  # fmt: skip
 """Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
 token, sparse attention as a mask; and vit, which reads no tokens."""

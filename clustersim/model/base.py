@@ -36,10 +36,11 @@ POSITIONS = ("learned", "rotary", "alibi", "none")
 ATTENTION = ("flash", "eager")
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm")
 IMPLEMENTATIONS = ("eager", "flash", "liger", "megatron", "fused")
-NORM_PLACES = ("before", "after", "both", "parallel", "parallel_two", "one")
+NORM_PLACES = ("before", "after", "both", "parallel", "parallel_two", "one", "after_attention", "behind_experts")
 """Where a block's norms stand: in front of attention and of the MLP; behind them, inside the residual (OLMo 2); both
 (Gemma 2); one for attention and MLP side by side (Command R), or one for each (GPT-NeoX); or one in front of the only
-half that the block has (Mamba)."""
+half that the block has (Mamba). Where blocks differ: behind the halves of those that attend, in front of the others'
+(OLMo Hybrid); in front of all, and behind experts, too (A.X K1)."""
 MIXERS = ("full", "sliding", "chunked", "reused", "delta", "kda", "lightning", "mamba", "mamba2", "conv", "none")
 """How a block mixes tokens. Attention: to all earlier tokens, to a window of them, to those of the same chunk, or to
 those that an earlier block's indexer chose (GLM-5.2). Linear in the sequence's length: gated delta rule (Qwen3-Next)
@@ -84,7 +85,7 @@ class TransformerShape:
     norm_places : from :data:`NORM_PLACES`; ``post_norm`` is BERT's way. qk_norm_of : from :data:`QK_NORMS`.
     norm_weight : norms have a weight (OLMo's have none). wide_norms : it multiplies in fp32, ahead of the cast back
         (Gemma's, OLMo 2's), where Llama's multiplies behind it. wide_rotation : queries and keys are rotated in fp32
-        (OLMo's).
+        (OLMo's). rotated_windows : blocks with a window or a chunk alone rotate (EXAONE 4, Command A).
     attn_gate : queries have a gate of their size, whose sigmoid scales the heads' outputs (Qwen3-Next).
     output_gate : so does a gate with a projection of its own, from :data:`OUTPUT_GATES`.
     q_rank : queries of plain attention go through a projection of this rank and its norm (Step 3); 0 for one product.
@@ -162,6 +163,7 @@ class TransformerShape:
     norm_weight: bool = True
     wide_norms: bool = False
     wide_rotation: bool = False
+    rotated_windows: bool = False
     attn_gate: bool = False
     output_gate: str = ""
     q_rank: int = 0
@@ -291,9 +293,14 @@ class TransformerShape:
         wide = self.widths[min(block, len(self.widths) - 1)] if self.widths else self.d_ff
         words = frozenset(mixer.split("+"))
         own = msgspec.structs.asdict(self.heads_of[block % len(self.heads_of)]) if self.heads_of else {}
+        places = self.norm_places
+        if places == "after_attention":
+            places = "after" if words & ATTENDS else "before"
         return replace(
             self,
             heads_of=(),
+            norm_places=places,
+            positions="none" if self.rotated_windows and not words & LIMITED else self.positions,
             **own,
             mixers=(mixer,),
             mlps=(mlp,),

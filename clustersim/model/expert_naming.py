@@ -35,7 +35,7 @@ def expert_parts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
     if e is None:
         absent = ["router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain"]
         absent += ["shared_joined", "shared_gate", "latent_in", "latent_out"]
-        absent += ["shared_gate_up", "expert_norm", "router_scale", "expert_scale"]
+        absent += ["shared_gate_up", "expert_norm", "norm_behind_experts", "router_scale", "expert_scale"]
         parts: dict[str, Part] = {part: lambda _: () for part in absent}
         there = s.d_ff > 0
         parts["dense_joined"] = lambda name: _shared_joined(name, s, s.d_ff) if there else ()
@@ -55,6 +55,7 @@ def expert_parts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
     return {
         "router": linear_part(s.d_model, e.count + e.zero, bias=e.bias),
         "expert_norm": linear_part(1, s.d_model, bias=s.norm_bias, there=e.norms),
+        "norm_behind_experts": linear_part(1, s.d_model, bias=s.norm_bias, there=s.norm_places == "behind_experts"),
         "router_scale": tensor_part(s.d_model, there=e.scales),
         "expert_scale": tensor_part(e.count, there=e.scales),
         "experts": each(names),

@@ -58,6 +58,16 @@ def as_blocks(described: Sequence[str]) -> dict[str, Any]:
     return {"mixers": mixers} | ({"mlps": mlps} if any(mlps) else {})
 
 
+def experts_in(values: dict[str, Any], sparse: list[bool]) -> None:
+    """Blocks with experts, from a truth value for each: as leading dense ones where they are, else one by one."""
+    first = sparse.index(True) if True in sparse else len(sparse)
+    if all(sparse[first:]):
+        values |= {"experts.dense_first": first, "experts.every": 1}
+        return
+    values["mlps"] = shortest(["experts" if there else "dense" for there in sparse])
+    values.setdefault("mixers", ("full",))
+
+
 def worded(c: Config, field: str, words: Mapping[str, str], layers: int) -> list[str]:
     """What each block is by the word that a list of the config has for it; nothing where there is no list.
 

@@ -7,7 +7,7 @@ from typing import Any
 from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
-from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
+from clustersim.model.kinds import MLP_WORDS, as_blocks, experts_in, shortest, worded
 from clustersim.model.sizes import Heads
 
 
@@ -141,3 +141,73 @@ def cohere2_moe(c: Config, values: Values) -> None:
     places = [(i + 1) % ahead for i in range(dense)] + [(i + 1) % period for i in range(layers - dense)]
     windowed = [bool(place) and bool(values.get("window")) for place in places]
     values |= as_blocks([f"{'sliding' if there else 'full'}/{mlp}" for there, mlp in zip(windowed, mlps, strict=True)])
+
+
+def flint(c: Config, values: Values) -> None:
+    """Flint: a window in three of four blocks, but in neither of the first two nor in the last, where no list says
+    which; the first two have no experts, where no list says which."""
+    layers = values["layers"]
+    if not c.has("layer_types") and values.get("window"):
+        full = [i < 2 or i % 4 == 1 or i == layers - 1 for i in range(layers)]
+        values |= as_blocks(["full" if attends_to_all else "sliding" for attends_to_all in full])
+    if not c.has("mlp_only_layers"):
+        c.defaults["mlp_only_layers"] = [0, 1]
+        step = values.get("experts.every") or 1
+        experts_in(values, [i > 1 and (i + 1) % step == 0 for i in range(layers)])
+
+
+_LARA = ("delta", "sliding", "delta", "full", "sliding")
+"""Blocks of Lara Mini, one period."""
+
+
+def lara_mini(c: Config, values: Values) -> None:
+    """Lara Mini: two of five blocks have a delta rule, two a window, where no list says which."""
+    if not c.has("layer_types"):
+        values |= as_blocks([_LARA[i % len(_LARA)] for i in range(values["layers"])])
+
+
+def lfm3(c: Config, values: Values) -> None:
+    """LFM3: norms behind halves and a gate for each head, where its config says so; of each four blocks two are
+    convolutions, where no list says which."""
+    if c.flag("use_sandwich_norm", True):
+        values["norm_places"] = "both"
+    values["output_gate"] = "head" if c.flag("use_attention_gate", True) else ""
+    if not c.has("layer_types"):
+        places = ["full" if i % 4 == 2 else "conv" if i % 4 or not i else "sliding" for i in range(values["layers"])]
+        values |= as_blocks(places)
+
+
+def axk1(c: Config, values: Values) -> None:
+    """A.X K1: all blocks but leading ones have experts, or each so many-th of them, where no list says which."""
+    layers = values["layers"]
+    if not values.get("latent.q_rank"):
+        raise ModelError(f"{c.where}: 'q_lora_rank' = {c.data.get('q_lora_rank')!r}; {c.kind}'s queries need one")
+    mlps = worded(c, "mlp_layer_types", MLP_WORDS, layers)
+    sparse = [mlp == "experts" for mlp in mlps]
+    if not sparse:
+        dense = c.whole("first_k_dense_replace", 1, "leading dense blocks")
+        step = c.number("moe_layer_freq", 1, "blocks from one with experts to the next")
+        sparse = [i >= dense and i % step == 0 for i in range(layers)]
+    c.read.update({"first_k_dense_replace", "moe_layer_freq"})
+    experts_in(values, sparse)
+
+
+def olmo_hybrid(c: Config, values: Values) -> None:
+    """OLMo Hybrid: heads of the delta rule as those of attention, where nothing says others; of each four blocks the
+    last attends, and where there are fewer the last of all."""
+    heads = values["heads"]
+    layers = values["layers"]
+    for name in ("key_heads", "value_heads"):
+        if values.get(f"delta.{name}") is None:
+            values[f"delta.{name}"] = heads
+    if values.get("delta.key_dim") is None:
+        values["delta.key_dim"] = int(0.75 * values["d_model"] / values["delta.key_heads"])
+    if values.get("delta.value_dim") is None:
+        values["delta.value_dim"] = 2 * values["delta.key_dim"]
+    if not c.has("layer_types"):
+        kinds = ["full" if i % 4 == 3 else "delta" for i in range(layers)]
+        kinds[-1] = kinds[-1] if "full" in kinds else "full"
+        values |= as_blocks(kinds)
+    tables = (c.data, c.table("rope_parameters"))
+    if any("rope_theta" in table and table["rope_theta"] is None for table in tables):
+        values["positions"] = "none"  # as its published files say

@@ -80,13 +80,26 @@ def _output_norm(s: TransformerShape, elements: float) -> Kernel:
 
 
 def delta_kernels(s: TransformerShape) -> K.Kernels:
-    """Gated DeltaNet as Qwen3-Next has it, ``chunk_gated_delta_rule`` of flash-linear-attention."""
+    """Gated DeltaNet as Qwen3-Next has it, ``chunk_gated_delta_rule`` of flash-linear-attention; its projections may be
+    apart."""
     d = _sizes(s, s.delta, "delta")
     t = s.seq_len
     h = s.d_model
-    return (
+    projected: K.Kernels = (
         _columns("linear_in", t, h, 2 * d.key_width + 2 * d.value_width, first=True),
         _columns("linear_gates", t, h, 2 * d.value_heads),
+    )
+    if d.apart:
+        projected = (
+            _columns("q", t, h, d.key_width, first=True),
+            _columns("k", t, h, d.key_width),
+            _columns("v", t, h, d.value_width),
+            _columns("forget", t, h, d.value_heads),
+            _columns("linear_gates", t, h, d.value_heads),
+            _columns("output", t, h, d.value_width),
+        )
+    return (
+        *projected,
         short_convolution(t, 2 * d.key_width + d.value_width, d.conv),
         *delta_rule(s, d, "gated_delta_rule", float(t * d.value_heads)),
         _output_norm(s, float(t) * d.value_width),

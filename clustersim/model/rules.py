@@ -8,7 +8,7 @@ from clustersim.core.errors import ModelError
 from clustersim.model import block_rules, hybrid_rules, later_rules
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
-from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
+from clustersim.model.kinds import MLP_WORDS, as_blocks, experts_in, shortest, worded
 
 
 def _offset_positions(c: Config, values: Values) -> None:
@@ -138,23 +138,13 @@ def _decoder_step(c: Config, values: Values) -> None:
             f"{c.where}: 'mlp_only_layers' = {dense!r} must be numbers of blocks, from 0 to {values['layers'] - 1}"
         )
     sparse = [i not in dense and (i + 1) % step == 0 for i in range(values["layers"])]
-    _experts_in(values, sparse)
-
-
-def _experts_in(values: Values, sparse: list[bool]) -> None:
-    """Blocks with experts, from a truth value for each: as leading dense ones where they are, else one by one."""
-    first = sparse.index(True) if True in sparse else len(sparse)
-    if all(sparse[first:]):
-        values |= {"experts.dense_first": first, "experts.every": 1}
-        return
-    values["mlps"] = shortest(["experts" if there else "dense" for there in sparse])
-    values.setdefault("mixers", ("full",))
+    experts_in(values, sparse)
 
 
 def _mlp_words(c: Config, values: Values) -> None:
     """A word for each block says whether it has experts (``mlp_layer_types``)."""
     if mlps := worded(c, "mlp_layer_types", MLP_WORDS, values["layers"]):
-        _experts_in(values, [mlp == "experts" for mlp in mlps])
+        experts_in(values, [mlp == "experts" for mlp in mlps])
 
 
 def _no_mixture(c: Config, values: Values) -> None:
@@ -192,7 +182,7 @@ def _llama4(c: Config, values: Values) -> None:
     layers = values["layers"]
     moe = c.listed("moe_layers", "numbers of blocks with experts")
     step = c.number("interleave_moe_layer_step", 1, "blocks from one with experts to the next")
-    _experts_in(values, [i in moe if moe else (i + 1) % step == 0 for i in range(layers)])
+    experts_in(values, [i in moe if moe else (i + 1) % step == 0 for i in range(layers)])
     values["experts.shared"] = values["experts.width"]
     if not c.has("layer_types"):
         interval = c.number("no_rope_layer_interval", 4, "blocks from one without rotation to the next")
@@ -247,7 +237,7 @@ def _ernie_moe(c: Config, values: Values) -> None:
             f"{c.where}: 'moe_layer_end_index' = {last!r} must be the number of a block, or -1 for the last"
         )
     last = layers - 1 if last is None or last == -1 else last
-    _experts_in(values, [(i + 1) % step == 0 and first <= i <= last for i in range(layers)])
+    experts_in(values, [(i + 1) % step == 0 and first <= i <= last for i in range(layers)])
 
 
 def _lite_words(c: Config, values: Values) -> None:
@@ -313,6 +303,25 @@ def _falcon(c: Config, values: Values) -> None:
     values["positions"] = "alibi" if c.flag("alibi", False) else "rotary"
 
 
+_REACH = {"global": "full", "local": "sliding"}
+
+
+def _gpt_neo(c: Config, values: Values) -> None:
+    """GPT-Neo: which blocks have a window, as lists of words with how often each is repeated."""
+    types = c.value("attention_types") or [[["global", "local"], values["layers"] // 2]]
+    try:
+        words = [word for listed, times in types for _ in range(times) for word in listed]
+        described = [_REACH[word] for word in words]
+    except (KeyError, TypeError, ValueError):
+        described = []
+    if len(described) != values["layers"]:
+        raise ModelError(
+            f"{c.where}: 'attention_types' = {types!r} must be lists of 'global' and 'local' with how often each is "
+            f"repeated, {values['layers']} words in all, such as [[['global', 'local'], {values['layers'] // 2}]]"
+        )
+    values |= as_blocks(described)
+
+
 Rule = Callable[[Config, Values], None]
 RULES: dict[str, Rule] = {
     "offset_positions": _offset_positions,
@@ -363,8 +372,14 @@ RULES: dict[str, Rule] = {
     "step3": later_rules.step3,
     "laguna": later_rules.laguna,
     "cohere2_moe": later_rules.cohere2_moe,
+    "flint": later_rules.flint,
+    "lara_mini": later_rules.lara_mini,
+    "lfm3": later_rules.lfm3,
+    "axk1": later_rules.axk1,
+    "olmo_hybrid": later_rules.olmo_hybrid,
     "neox": _neox,
     "one_key": _one_key,
     "falcon": _falcon,
+    "gpt_neo": _gpt_neo,
 }
 """Rules by name, which rows list."""

@@ -134,6 +134,7 @@ class Delta(msgspec.Struct, frozen=True):
     key_dim, value_dim : elements of a head. conv : tokens that the short convolution in front sees.
     chunk : tokens that are computed as one dense block (64 in flash-linear-attention and transformers).
     whole_gates : of Kimi's rule, forget and output gates are one product each (Ling 3), not two of low rank.
+    apart : queries, keys, values and output gate are a product each (OLMo Hybrid), not one together.
     """
 
     key_heads: int
@@ -143,6 +144,7 @@ class Delta(msgspec.Struct, frozen=True):
     conv: int = 4
     chunk: int = 64
     whole_gates: bool = False
+    apart: bool = False
 
     @property
     def key_width(self) -> int:

@@ -288,7 +288,7 @@ def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernel
             listed += [*half, *residual, norm]
         elif places == "after":
             listed += [*half, norm, *residual]
-        elif places == "both":
+        elif places == "both" or (places == "behind_experts" and s.experts and name == "mlp"):
             listed += [norm, *half, K.norm(s, f"norm_behind_{number}"), *residual]
         else:
             listed += [norm, *half, *residual]
