@@ -28,7 +28,8 @@ QUICK = 10
 
 EARLIER = {"vit", "roberta", "xlm-roberta", "camembert", "bert", "mpt", "distilbert"}
 """Types whose tensors keep the names and order of transformers 4 (or llm-foundry): sizes are compared without them."""
-EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "mellum", "deepseek_v2", "deepseek_v3", "opt", "gemma4_text"}
+EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "mellum", "deepseek_v2", "deepseek_v3", "opt"}
+EXPERTS_APART |= {"gemma4_text", "gemma4_unified_text"}
 """Types whose experts are listed one by one, as transformers 4 has them; and OPT and Gemma 4, whose final norm or
 further table stands where it runs: names are compared without their order."""
 UNBUILT = {"kimi_k2", "longcat_flash"}
@@ -36,7 +37,7 @@ UNBUILT = {"kimi_k2", "longcat_flash"}
 ups of experts that compute nothing: ``test_models_later.py`` compares it without them."""
 NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 """Types whose class fails without ``head_dim``, which it has not by default."""
-OWN_HEADS = {"gemma4_text", "mimo_v2_flash", "minimax_m3_vl_text"}
+OWN_HEADS = {"gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "minimax_m3_vl_text"}
 """Types whose heads are drawn to go together."""
 AS_ENCODER = {"modernbert", "eurobert", "distilbert", "bert", "roberta", "xlm-roberta", "camembert"}
 BY_CLASS = {"mistral4": "Mistral4ForCausalLM"}
@@ -60,9 +61,15 @@ PARTS = {
     "kimi_k25_vision",
     "gemma4_vision",
     "minimax_m3_vl_vision",
+    "glm4v_vision",
+    "glm4v_moe_vision",
+    "internvl_vision",
+    "idefics3_vision",
+    "smolvlm_vision",
+    "siglip2_vision_model",
 }
 """Towers that are compared with a decoder behind them."""
-PARTS |= {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
+PARTS |= {"glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
 IMAGES = {"clip_vision_model", "siglip_vision_model", "dinov2", "vit"}
 """Types that read images alone."""
 SEEING = {
@@ -79,6 +86,18 @@ SEEING = {
     "kimi_k25": "deepseek_v3",
     "mistral3": "mistral",
     "llava": "llama",
+    "llava_next": "llama",
+    "llava_next_video": "llama",
+    "llava_onevision": "qwen2",
+    "glm4v": "glm4v_text",
+    "glm46v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
+    "internvl": "qwen3",
+    "paligemma": "gemma2",
+    "idefics3": "llama",
+    "smolvlm": "llama",
+    "lfm2_vl": "lfm2",
+    "cohere2_vision": "cohere2",
 }
 """Decoders with a tower in front, and the type of the decoder."""
 KINDS = [kind for kind in sorted(by_type()) if built(kind) and kind not in PARTS and kind not in SEEING]
@@ -246,6 +265,11 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         config |= indexers_of_some(layers, rng)
     if kind == "gemma4_text":
         config |= gemma4_blocks(heads, layers, rng)
+    if kind == "gemma4_unified_text":
+        own = {"global_head_dim", "num_global_key_value_heads", *fields}
+        config |= {name: value for name, value in gemma4_blocks(heads, layers, rng).items() if name in own}
+    if kind.startswith("glm4v"):
+        config.pop("head_dim", None)
     if kind == "minimax_m3_vl_text":
         words = {"layer_types": ["full_attention", "minimax_m3_sparse"], "mlp_layer_types": ["dense", "sparse"]}
         config |= {name: rng.choices(pair, k=layers) for name, pair in words.items()}
@@ -460,6 +484,9 @@ def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
     width = 16 * heads
     if kind == "qwen2_vl":
         return {"depth": 3, "embed_dim": width, "num_heads": heads, "hidden_size": 64, "mlp_ratio": 3, "patch_size": 14}
+    if kind.startswith("glm4"):
+        sizes = {"depth": 3, "hidden_size": width, "num_heads": heads, "out_hidden_size": 64, "intermediate_size": 48}
+        return sizes | {"patch_size": 14, "image_size": rng.choice([56, 112]), "attention_bias": rng.random() < 0.5}
     if kind.startswith("qwen"):
         sizes = {"depth": 3, "hidden_size": width, "num_heads": heads, "intermediate_size": 48, "out_hidden_size": 64}
         if kind.startswith("qwen3"):
@@ -476,7 +503,13 @@ def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
         return sizes | heads_of | {"patch_size": 16, "position_embedding_size": rng.choice([8, 64])}
     if kind == "minimax_m3_vl":
         return sizes | {"temporal_patch_size": 2, "spatial_merge_size": 2}
+    if kind == "lfm2_vl":
+        return sizes | {"patch_size": 16, "num_patches": 64, "vision_use_head": rng.random() < 0.5}
     sizes["image_size"] = rng.choice([56, 112])
+    if kind == "internvl":
+        sides = {"image_size": [112, 112], "patch_size": [14, 14]} if rng.random() < 0.5 else {}
+        flags = {name: rng.random() < 0.5 for name in ("attention_bias", "use_qk_norm", "use_mean_pooling")}
+        return sizes | sides | flags | {"norm_type": rng.choice(["layer_norm", "rms_norm"])}
     if kind == "llama4":
         sizes |= {"projector_input_dim": 32, "projector_output_dim": 24, "vision_output_dim": 24}
     return sizes
@@ -491,6 +524,15 @@ def seeing_config(kind: str, rng: random.Random) -> dict[str, Any]:
     tower = random_tower(kind, rng)
     if kind == "kimi_k25":
         top["projection_hidden_size"] = tower["hidden_size"]  # the class multiplies no other
+    if kind == "paligemma":
+        top["projection_dim"] = text["hidden_size"]  # the class multiplies no other
+    if kind == "lfm2_vl":
+        top |= {"projector_hidden_size": 40, "downsample_factor": 2, "projector_use_layernorm": rng.random() < 0.5}
+        top["projector_bias"] = rng.random() < 0.5
+    if kind == "cohere2_vision":
+        top |= {"alignment_intermediate_size": 48, "downsample_factor": 2}
+    if kind.startswith("llava"):
+        top["multimodal_projector_bias"] = rng.random() < 0.5
     return {"model_type": kind, "text_config": text, "vision_config": tower, **top}
 
 
@@ -500,7 +542,7 @@ def test_a_tower_stands_in_front_of_a_decoder_as_transformers_has_it(kind: str) 
     for _ in range(4):
         config = seeing_config(kind, rng)
         theirs, ours = as_transformers(config), as_rows(from_hf(config))
-        apart = kind in {"qwen3_vl_moe", "kimi_k25", "gemma4"}
+        apart = kind in {"qwen3_vl_moe", "kimi_k25", "gemma4"} or kind.startswith(("glm4", "llava_"))
         assert (joined(ours) == dict(theirs)) if apart else (ours == theirs), config
 
 
@@ -536,6 +578,59 @@ def test_the_flat_config_of_before_transformers_5_is_the_same_decoder() -> None:
     config = seeing_config("qwen2_5_vl", random.Random(1))
     flat = {"vision_config": config["vision_config"], **config["text_config"], "model_type": "qwen2_5_vl"}
     assert from_hf(flat).layers == from_hf(config | {"tie_word_embeddings": False}).layers
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "gemma4_unified_text"])
+def test_what_a_saved_config_says_of_single_blocks_is_read(kind: str) -> None:
+    config = random_config(kind, random.Random(2)) | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    saved = {name: value for name, value in config.items() if "global" not in name}
+    every = range(config["num_hidden_layers"])
+    full = [i for i in every if config["layer_types"][i] == "full_attention" or i == every[-1]]
+    said = {f"{i:02}": {"head_dim": config["global_head_dim"], "num_key_value_heads": 1} for i in full}
+    assert from_hf(saved | {"per_layer_config": said}).layers == from_hf(config).layers
+    for wrong in ({"99": {"head_dim": 8}}, {"0": {"intermediate_size": 8}}, {"first": {}}):
+        with pytest.raises(
+            ModelError, match=r"per_layer_config.\w+ = .* must be a table of head_dim and num_key_value"
+        ):
+            from_hf(saved | {"per_layer_config": wrong})
+    with pytest.raises(ModelError, match="'per_layer_config' = a dict changes a model's tensors"):
+        from_hf(random_config("llama", random.Random(2)) | {"per_layer_config": said})
+
+
+def test_pixels_behind_the_last_whole_patch_of_a_towers_own_images_are_not_seen() -> None:
+    config = seeing_config("llava_onevision", random.Random(1))
+    config["vision_config"] |= {"image_size": 64, "patch_size": 14, "vision_use_head": False}
+    made = from_hf(config)
+    assert joined(as_rows(made)) == dict(as_transformers(config))
+    with pytest.raises(ModelError, match="patches of 14 pixels do not cut an image of 80"):
+        from_hf(seeing_config("qwen2_5_vl", random.Random(1)), image_size=80)
+
+
+FLOPS_SEEN = ["glm4v", "internvl", "idefics3", "paligemma", "cohere2_vision"]
+"""Models of which torch counts a tower and its projector."""
+
+
+@pytest.mark.parametrize("kind", FLOPS_SEEN)
+def test_flops_of_a_tower_are_those_that_torch_counts(kind: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = seeing_config(kind, random.Random(zlib.crc32(kind.encode()) + 3))
+    if kind in {"paligemma", "cohere2_vision"}:
+        config["vision_config"]["vision_use_head"] = False  # whose attention is counted as its keys alone
+    parts = [layer for layer in from_hf(config).layers if layer.name.startswith(("vision", "projector"))]
+    made = CONFIG_MAPPING[kind](**{name: value for name, value in config.items() if name != "model_type"})
+    whole = transformers.AutoModelForImageTextToText.from_config(made, attn_implementation="eager")
+    side = config["vision_config"].get("image_size", 0)
+    pixels = torch.ones(1, 3, *(side if isinstance(side, list) else [side or 448] * 2))
+    given: tuple[Any, ...] = (pixels,)
+    if kind == "idefics3":
+        given = (pixels[None],)
+    if kind == "glm4v":
+        given = (torch.zeros(32 * 32, 3 * 2 * 14 * 14), torch.tensor([[1, 32, 32]]))
+    with FlopCounterMode(display=False) as counter:
+        whole.model.get_image_features(*given)
+    assert sum(k.flops for layer in parts for k in layer.kernels) == counter.get_total_flops()
 
 
 def test_images_cost_what_their_number_and_size_ask_for() -> None:

@@ -46,20 +46,44 @@ def gemma4(c: Config, values: Values) -> None:
     if seen == "all":
         values |= {"causal": False, "window": 2 * (values["window"] // 2) + 1}
     _gemma4_experts(c, values)
-    told = c.whole("hidden_size_per_layer_input", 256, "the width of what a block is told of its token")
+    usual = c.default("hidden_size_per_layer_input") or 0  # the class of the 12B has no such field
+    told = (
+        c.whole("hidden_size_per_layer_input", usual, "the width of what a block is told of its token") if usual else 0
+    )
     if told:
         rows = c.number("vocab_size_per_layer_input", values["vocab"], "rows of the table that blocks are told from")
         values |= {"inputs.width": told, "inputs.vocab": rows}
 
 
+def _said_of_blocks(c: Config, layers: int, known: set[str]) -> dict[int, Config]:
+    """What a config says of single blocks, by their number, as transformers saves what differs (``per_layer_config``).
+
+    Raises :class:`ModelError` for a number of no block, or a field that is not ``known``.
+    """
+    said = {}
+    for name, table in c.table("per_layer_config").items():
+        if not name.isdecimal() or int(name) >= layers or not isinstance(table, dict) or set(table) - known:
+            raise ModelError(
+                f"{c.where}: per_layer_config.{name} = {table!r} must be a table of {' and '.join(sorted(known))} of a "
+                f"block, by its number from 0 to {layers - 1}"
+            )
+        said[int(name)] = Config(f"{c.where}: per_layer_config.{name}", table, c.kind)
+    return said
+
+
 def _gemma4_heads(c: Config, values: Values, block: int, kind: str, makers: int) -> Heads:
     """Attention of one block; those behind the first ``makers`` have the keys of earlier ones."""
     kv_heads, dim, source = values.get("kv_heads") or values["heads"], values["head_dim"], "own"
+    said = _said_of_blocks(c, values["layers"], {"head_dim", "num_key_value_heads"})
     if kind == "full":
-        keys_are_values = c.flag("attention_k_eq_v", False)
-        source = "keys" if keys_are_values else "own"
+        source = "keys" if c.flag("attention_k_eq_v", False) else "own"
+    if said:
+        own = said.get(block, Config(c.where, {}, c.kind))
+        dim = own.number("head_dim", dim, "the size of a head")
+        kv_heads = own.number("num_key_value_heads", kv_heads, "key-value heads")
+    elif kind == "full":
         dim = c.number("global_head_dim", 512, "the size of a head of blocks that attend to all tokens")
-        if keys_are_values and c.has("num_global_key_value_heads"):
+        if source == "keys" and c.has("num_global_key_value_heads"):
             kv_heads = c.number("num_global_key_value_heads", 1, "key-value heads of those blocks")
     c.read.add("num_global_key_value_heads")
     return Heads(values["heads"], kv_heads, dim, 0, source if block < makers else "earlier")
@@ -160,18 +184,6 @@ def minimax_m3(c: Config, values: Values) -> None:
             f"{c.where}: 'moe_intermediate_size' = {c.data['moe_intermediate_size']!r}, but 'intermediate_size' = "
             f"{values['experts.width']}, which is the experts' width, too; they must be one number"
         )
-
-
-def minimax_tower(c: Config, values: Values) -> None:
-    """MiniMax-M3's published tower says how patches are merged in a table of its own."""
-    said = c.table("img_token_compression_config")
-    for field in ("spatial_merge_size", "temporal_patch_size"):
-        if field in said and said[field] != c.value(field):
-            raise ModelError(
-                f"{c.where}: img_token_compression_config.{field} = {said[field]!r}, but '{field}' is "
-                f"{c.value(field)!r}, by default where it is missing; write the same"
-            )
-    values["patches.image"] = 448
 
 
 def _mlp_words(c: Config, values: Values, sparse_blocks: list[bool], *, told: bool) -> None:

@@ -140,6 +140,16 @@ class Config(msgspec.Struct, frozen=True):
             0 if self.value(key) == 0 and not isinstance(self.value(key), bool) else self.number(key, default, meaning)
         )
 
+    def side(self, key: str, default: int, meaning: str) -> int:
+        """As :meth:`number`, where that number may be there twice, once for each side."""
+        value = self.value(key)
+        if not isinstance(value, list):
+            return self.number(key, default, meaning)
+        sides = [side for side in value if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+        if len(value) != 2 or len(sides) != 2 or sides[0] != sides[1]:
+            raise ModelError(f"{self.where}: '{key}' = {value!r} must be one whole number above zero, twice")
+        return sides[0]
+
     def flag(self, key: str, default: bool, *, quiet: bool = False) -> bool:
         """The truth value under ``key``; ``quiet`` : nobody needs to be told what counts where it is missing."""
         value = self.value(key)

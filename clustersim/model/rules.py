@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clustersim.core.errors import ModelError
-from clustersim.model import block_rules, hybrid_rules, later_rules
+from clustersim.model import block_rules, hybrid_rules, later_rules, tower_rules
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import MLP_WORDS, as_blocks, experts_in, shortest, worded
@@ -54,66 +54,6 @@ def _mpt(c: Config, values: Values) -> None:
         "any_length": True,
         "attn_dropout": attn.rate("attn_pdrop", 0.0),
     }
-
-
-def _image(c: Config, values: Values) -> None:
-    """A vision transformer's classes, by their names or their number."""
-    named = c.data.get("id2label")
-    c.read.update({"id2label", "num_labels"})
-    if isinstance(named, dict) and named:
-        values["vocab"] = len(named)
-    else:
-        values["vocab"] = c.number("num_labels", 2, "the number of classes")
-        c.defaults.pop("num_labels", None)
-    values["seq_len"] = 1
-
-
-def _pooled(c: Config, values: Values) -> None:
-    """SigLIP's tower ends in attention of one learned query, unless its config says no."""
-    values["pooling"] = c.flag("vision_use_head", True)
-
-
-def _mlp_ratio(c: Config, values: Values) -> None:
-    """The MLP is so many times as wide as the tower."""
-    ratio = c.value("mlp_ratio")
-    if not isinstance(ratio, int | float) or isinstance(ratio, bool) or ratio <= 0:
-        raise ModelError(
-            f"{c.where}: 'mlp_ratio' = {ratio!r} must be a number above zero, the MLP's width over the tower's"
-        )
-    values["d_ff"] = int(ratio * values["d_model"])
-    if c.flag("use_swiglu_ffn", False, quiet=True):
-        raise ModelError(f"{c.where}: 'use_swiglu_ffn' = true is not described; only false is")
-
-
-def _any_image(c: Config, values: Values) -> None:
-    """Pixtral's ``image_size`` is the largest that it takes."""
-    side = values["patches.side"]
-    values["patches.image"] = min(values["patches.image"], 448 // side * side)
-    values["n_positions"] = 0
-
-
-def _position_grid(c: Config, values: Values) -> None:
-    """MoonViT's learned positions are a grid, from which those of any image are drawn."""
-    sides = [
-        c.number(name if c.has(name) or not c.has(f"init_{name}") else f"init_{name}", 64, "positions of a side")
-        for name in ("pos_emb_height", "pos_emb_width")
-    ]
-    values["n_positions"] = sides[0] * sides[1]
-
-
-def _two_tables(c: Config, values: Values) -> None:
-    """Gemma 4's learned positions are a table for rows of patches and one for columns."""
-    values["n_positions"] *= 2
-    if c.flag("use_clipped_linears", False, quiet=True):
-        raise ModelError(f"{c.where}: 'use_clipped_linears' = true is not described; only false is")
-
-
-def _patch_windows(c: Config, values: Values) -> None:
-    """Qwen2.5's tower attends inside windows of so many pixels, but for some blocks."""
-    full = c.listed("fullatt_block_indexes", "numbers of blocks that attend to everything")
-    side = c.number("window_size", 112, "pixels of a window's side") // values["patches.side"]
-    values["window"] = side * side
-    values |= as_blocks(["full" if i in full else "chunked" for i in range(values["layers"])]) or {"window": 0}
 
 
 def _window_flag(c: Config, values: Values) -> None:
@@ -328,13 +268,15 @@ RULES: dict[str, Rule] = {
     "padded_positions": _padded_positions,
     "opt": _opt,
     "mpt": _mpt,
-    "image": _image,
-    "pooled": _pooled,
-    "mlp_ratio": _mlp_ratio,
-    "any_image": _any_image,
-    "position_grid": _position_grid,
-    "two_tables": _two_tables,
-    "patch_windows": _patch_windows,
+    "image": tower_rules.image,
+    "pooled": tower_rules.pooled,
+    "mlp_ratio": tower_rules.mlp_ratio,
+    "any_image": tower_rules.any_image,
+    "position_grid": tower_rules.position_grid,
+    "table_of_image": tower_rules.table_of_image,
+    "internvl": tower_rules.internvl,
+    "two_tables": tower_rules.two_tables,
+    "patch_windows": tower_rules.patch_windows,
     "window_flag": _window_flag,
     "decoder_step": _decoder_step,
     "mlp_words": _mlp_words,
@@ -364,7 +306,7 @@ RULES: dict[str, Rule] = {
     "mimo_v2": block_rules.mimo_v2,
     "searched": block_rules.searched,
     "minimax_m3": block_rules.minimax_m3,
-    "minimax_tower": block_rules.minimax_tower,
+    "minimax_tower": tower_rules.minimax_tower,
     "post_norms": later_rules.post_norms,
     "bailing": later_rules.bailing,
     "bailing_hybrid": later_rules.bailing_hybrid,

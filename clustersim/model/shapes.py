@@ -70,6 +70,8 @@ _EMPTY = dict.fromkeys(
 """What null means for a dimension: that there is none."""
 _QUIET = ("activation", "window", "experts.groups", "experts.group_limit", "experts.latent")
 """Dimensions whose default nobody needs to be told."""
+_SIDES = ("patches.image", "patches.side")
+"""Dimensions that may be written for both sides."""
 _RATES = ("attn_dropout", "hidden_dropout")
 _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "experts": Experts,
@@ -159,7 +161,7 @@ def _field(c: Config, dimension: str, key: str, needed: bool) -> Any:
     if value == 0 and not isinstance(value, bool) and (dimension in _NONE or dimension in _EMPTY):
         number = 0
     else:
-        number = c.number(key, 0, what)
+        number = (c.side if dimension in _SIDES else c.number)(key, 0, what)
     if dimension in _QUIET:
         c.defaults.pop(key, None)
     elif not c.has(key):

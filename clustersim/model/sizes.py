@@ -205,7 +205,7 @@ class Bridge(msgspec.Struct, frozen=True):
     Parameters
     ----------
     kind : ``linear``, ``each_patch`` (one of every patch, ahead of their merging), ``raw`` (a matrix that is no
-        module), ``norm`` or ``plain`` (a norm without a weight).
+        module), ``norm``, ``plain`` (a norm without a weight) or ``vector`` (one learned token, set behind others).
     name : of the module or tensor.
     n_in, n_out : its widths; equal for a norm. bias : whether it has one.
     """

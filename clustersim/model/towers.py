@@ -112,11 +112,13 @@ def _tied(c: Config, text: Config) -> bool:
 def sized(s: TransformerShape, pixels: int) -> TransformerShape:
     """A tower's shape for one image of so many pixels a side.
 
-    Raises :class:`ModelError` where patches do not cut it.
+    Raises :class:`ModelError` where patches do not cut it, unless its own images are so: what is behind the last whole
+    patch (of 384 pixels in patches of 14) no patch sees.
     """
     if s.patches is None:
         raise ModelError(f"{s.name}: no tower of images; its family has no patches")
-    if not isinstance(pixels, int) or isinstance(pixels, bool) or pixels < 1 or pixels % s.patches.side:
+    is_cut = isinstance(pixels, int) and pixels >= s.patches.side
+    if not is_cut or isinstance(pixels, bool) or (pixels % s.patches.side and pixels != s.patches.image):
         near = max(1, round((pixels if isinstance(pixels, int) else 1) / s.patches.side)) * s.patches.side
         raise ModelError(f"{s.name}: patches of {s.patches.side} pixels do not cut an image of {pixels!r}; use {near}")
     patches = msgspec.structs.replace(s.patches, image=pixels)
@@ -145,32 +147,23 @@ def _merged(c: Config, vision: Config, rule: str, seen: TransformerShape) -> int
     """Tokens of the decoder that an image becomes.
 
     ``all`` : a token for each patch. ``field:KEY`` : as the config says. ``square:KEY``, ``own:KEY`` : squares of so
-    many patches a side, by the tower's table or the config's own. ``ratio:KEY`` : a side is scaled by that number.
+    many patches a side, by the tower's table or the config's own. ``ratio:KEY``, ``own_ratio:KEY`` : a side is scaled
+    by that number.
     """
     grid = seen.patches.grid if seen.patches else 0
     kind, _, key = rule.partition(":")
     if kind == "field":
         return c.number(key, 0, "tokens of an image")
     if kind in {"square", "own"}:
-        side = _side(vision if kind == "square" else c, key)
+        side = (vision if kind == "square" else c).side(key, 2, "patches of a side that become one token")
         return max(1, grid // side**2)
-    if kind == "ratio":
-        ratio = vision.value(key)
+    if kind in {"ratio", "own_ratio"}:
+        table = vision if kind == "ratio" else c
+        ratio = table.value(key)
         if not isinstance(ratio, int | float) or isinstance(ratio, bool) or not 0 < ratio <= 1:
-            raise ModelError(f"{vision.where}: '{key}' = {ratio!r} must be a number above zero, at most 1")
+            raise ModelError(f"{table.where}: '{key}' = {ratio!r} must be a number above zero, at most 1")
         return max(1, round(grid * ratio**2))
     return grid
-
-
-def _side(c: Config, key: str) -> int:
-    """Patches of a side that become one token: a number, or that number for both sides."""
-    value = c.value(key)
-    if not isinstance(value, list):
-        return c.number(key, 2, "patches of a side that become one token")
-    sides = [side for side in value if isinstance(side, int) and not isinstance(side, bool) and side > 0]
-    if len(value) != 2 or len(sides) != 2 or sides[0] != sides[1]:
-        raise ModelError(f"{c.where}: '{key}' = {value!r} must be one whole number above zero, twice")
-    return sides[0]
 
 
 def _bridges(
@@ -183,27 +176,31 @@ def _bridges(
     widths = {"v": seen.d_model, "t": text.d_model, "m": seen.d_model * merged, "tm": text.d_model * merged}
 
     def width(word: str) -> int:
-        """A word's width: one that is given, or a field of the config or the tower's."""
+        """A word's width, or a part of it: one that is given, or a field of the config or the tower's."""
+        word, _, parts = word.partition("/")
         if word in widths:
             return widths[word]
         table = whole if whole.has(word) or whole.default(word) is not None else vision
-        return table.number(word, 0, "a width of the projector")
+        return table.number(word, 0, "a width of the projector") // int(parts or 1)
 
     listed: list[tuple[str, list[str]]] = []
     for line in family.projector:
         first, *rest = line.split()
-        repeated, _, field = first.partition(":")
-        if repeated != "each":
+        word, _, field = first.partition(":")
+        if word == "each":
+            kind, name, *sizes = rest
+            count = len(vision.listed(field, "numbers of blocks"))
+            listed += [(kind, [name.format(i), *sizes]) for i in range(count)]
+        elif word != "if":
             listed.append((first, rest))
-            continue
-        kind, name, *sizes = rest
-        count = len(vision.listed(field, "numbers of blocks"))
-        listed += [(kind, [name.format(i), *sizes]) for i in range(count)]
+        elif whole.flag(field, True, quiet=True):
+            listed.append((rest[0], rest[1:]))
     listed.sort(key=lambda item: _number(item[1][0]))
     made = []
     for kind, (name, *sizes) in listed:
-        bias = sizes[-1] == "bias"
-        numbers = [width(word) for word in sizes[: len(sizes) - bias]]
+        ends, _, field = sizes[-1].partition(":")
+        numbers = [width(word) for word in sizes[: len(sizes) - (ends == "bias")]]
+        bias = ends == "bias" and (not field or whole.flag(field, True, quiet=True))
         made.append(Bridge(kind, name, numbers[0], numbers[-1], bias))
     return tuple(made)
 
@@ -274,6 +271,9 @@ def _projector(s: TransformerShape, tower: Tower) -> Layer:
     kernels: list[Kernel] = []
     for bridge in tower.bridges:
         rows = patches if bridge.kind == "each_patch" else merged
+        if bridge.kind == "vector":
+            tensors.append(Tensor(bridge.name, bridge.n_in))
+            continue
         if bridge.kind == "raw":
             tensors.append(Tensor(bridge.name, bridge.n_in * bridge.n_out))
         elif bridge.kind in {"norm", "plain"}:
