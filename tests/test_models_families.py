@@ -261,6 +261,11 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         config["use_post_norm"] = rng.random() < 0.5
     if kind == "afmoe":
         config |= {"num_shared_experts": rng.choice([1, 2]), "global_attn_every_n_layers": rng.choice([2, 4])}
+    if kind == "hy_v4":
+        config |= {"hc_mult": rng.choice([1, 2, 4])}
+        if rng.random() < 0.5:
+            config["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=layers)
+            config["indexer_types"] = ["full", *rng.choices(["full", "shared"], k=layers - 1)]
     if kind == "glm_moe_dsa":
         config |= indexers_of_some(layers, rng)
     if kind == "gemma4_text":
@@ -415,7 +420,8 @@ def counted_flops(config: dict[str, Any], tokens: int) -> int:
 OTHERWISE = {
     "jamba", "bamba", "falcon_h1", "granitemoehybrid", "minimax", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
     "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "llama4_text",
-    "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "lara_mini", "lfm3", "olmo_hybrid", "minimax_m3_vl_text", *IMAGES,
+    "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "hy_v4", "lara_mini", "lfm3", "olmo_hybrid",
+    "minimax_m3_vl_text", *IMAGES,
 }  # fmt: skip
 """Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
 token, sparse attention as a mask; and vit, which reads no tokens."""

@@ -96,7 +96,8 @@ class TransformerShape:
     heads_of : of each block, repeated where there are more blocks, attention that differs; empty where all have that of
         the shape. value_size : elements of a head's value; 0 for ``head_dim``. kv_from : what makes keys and values,
         of :data:`~clustersim.model.sizes.KV_FROM`.
-    inputs : what each block is told of its token.
+    inputs : what each block is told of its token. streams : of the residual, by hyper-connections
+        (:mod:`clustersim.model.streams`); 0 for the one that others have.
     delta, space, indexer : sizes of the delta rule, of the state space, and of the sparse attention's indexer.
     head_bias : the output projection has a bias. pooling : a tower ends in attention of one learned query.
     tower : what reads images in front of the decoder; images : of a sample.
@@ -174,6 +175,7 @@ class TransformerShape:
     value_size: int = 0
     kv_from: str = "own"
     inputs: LayerInputs | None = None
+    streams: int = 0
     delta: Delta | None = None
     space: StateSpace | None = None
     indexer: Indexer | None = None
@@ -351,6 +353,8 @@ def checked(shape: TransformerShape) -> TransformerShape:
             f"{shape.name}: seq_len {shape.seq_len} exceeds the {shape.n_positions} learned positions; "
             f"use seq_len <= {shape.n_positions}"
         )
+    if shape.streams and shape.norm_places != "before":
+        raise ModelError(f"{shape.name}: streams = {shape.streams} with norms {shape.norm_places!r} are not described")
     if shape.experts and not 0 < shape.experts.per_token <= shape.experts.count:
         raise ModelError(f"{shape.name}: {shape.experts.per_token} of {shape.experts.count} experts per token")
     choices = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS, "attention": ATTENTION}

@@ -56,6 +56,13 @@ SOFTMAX = _Rule((2.0, 4.0, 4.0), (4.0, 8.0, 8.0))
 """Softmax in the scores' type, which autocast makes fp32 (GPT-2, BERT, MPT)."""
 NARROW = frozenset({"gpt2", "bert"})
 """Ways of writing scores that have it; Hugging Face's ViT writes them as BERT and casts."""
+STREAMS = {
+    "streams_weights": _Rule((4.0, 4.0, 4.0), (16.0, 16.0, 16.0)),
+    "streams_in": _Rule((2.0, 0.0, 0.0), (8.0, 8.0, 8.0)),
+    "streams_spread": _Rule(NOTHING),
+}
+"""Of hyper-connections: streams in fp32, which the weights are made of, beside themselves where they are 16 bits; the
+gradients of product and norm, and of the sum, in fp32."""
 NORMS = frozenset({"qk_norm", "q_latent_norm", "kv_latent_norm", "embedding_norm", "hidden_norm", "transform_norm"})
 ACTIVATIONS = frozenset({"activation", "expert_activation", "shared_activation", "transform_activation"})
 MASK = (1.0, 1.0, 1.0)
@@ -113,6 +120,8 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     between = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
     if between is not None and _of_mlp(s, kernel):
         return kernel.nbytes / _passes(s, name), LIGER_GATE if s.gated and s.implementation == "liger" else between
+    if name.startswith("streams_"):
+        return float(s.seq_len * s.d_model * s.streams), _of_streams(s, name)
     if name == "softmax":
         return float(s.heads) * s.seq_len**2, SOFTMAX if _is_narrow(s) else WIDE_SOFTMAX
     if name == "context":
@@ -122,6 +131,13 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     if name.endswith("dropout") and kernel.saved:
         return 2.0 * kernel.saved, _Rule(MASK, ONE)
     return kernel.saved, _Rule(ONE)
+
+
+def _of_streams(s: TransformerShape, name: str) -> _Rule:
+    """Of a kernel of hyper-connections, for each element of all streams; a half's output is kept in fp32, for the
+    gradient of its weights."""
+    output = 4.0 / s.streams
+    return STREAMS.get(name, _Rule((output, output, output), (12.0, 8.0, 8.0)))
 
 
 def _is_narrow(s: TransformerShape) -> bool:

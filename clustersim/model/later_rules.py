@@ -211,3 +211,17 @@ def olmo_hybrid(c: Config, values: Values) -> None:
     tables = (c.data, c.table("rope_parameters"))
     if any("rope_theta" in table and table["rope_theta"] is None for table in tables):
         values["positions"] = "none"  # as its published files say
+
+
+def hy_v4(c: Config, values: Values) -> None:
+    """Hy4: a leading dense block where no list says which are; gates and ups of experts are clamped below a limit."""
+    limit = c.value("swiglu_limit")
+    if not isinstance(limit, int | float) or isinstance(limit, bool):
+        raise ModelError(f"{c.where}: 'swiglu_limit' = {limit!r} must be a number; zero says that nothing is clamped")
+    values["experts.clamped"] = limit > 0
+    values["experts.dense_first"] = 1
+    kinds = set(c.listed("layer_types", "a word for each block"))
+    if kinds - {"indexed_attention"}:
+        raise ModelError(
+            f"{c.where}: 'layer_types' has {sorted(map(str, kinds))}; only 'indexed_attention' is described"
+        )

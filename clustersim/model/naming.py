@@ -140,6 +140,8 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
         "norm_ahead": linear_part(1, h, bias=s.norm_bias, there=s.norm_places != "after"),
         "norm_behind": linear_part(1, h, bias=s.norm_bias, there=s.norm_places in {"both", "after"}),
         "layer_scale": tensor_part(h),
+        "streams": _streams(s, {"fn": 2 * s.streams, "base": 2 * s.streams, "scale": 2}),
+        "streams_head": _streams(s, {"hc_fn": s.streams, "hc_base": s.streams, "hc_scale": 1}),
         "qkv": gpt2_part(s, h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
         "q": linear_part(h, queries, "column", bias=s.qkv_bias, there=attends),
         "kv": linear_part(h, s.kv_width, "column", bias=s.qkv_bias, there=attends),
@@ -157,6 +159,17 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
     }
 
 
+def _streams(s: TransformerShape, rows: dict[str, int]) -> Part:
+    """What makes weights of a token's streams: a product, what is added to it, and what it is scaled by."""
+    wide = s.d_model * s.streams
+    product = next(iter(rows))
+    sizes = {name: count * wide if name == product else count for name, count in rows.items()}
+    return lambda name: tuple(
+        Tensor(f"{name}.{part}", numel, cut="sequence", width=wide if part == product else 1)
+        for part, numel in sizes.items()
+    )
+
+
 def _of_attention(s: TransformerShape) -> dict[str, Part]:
     """Of attention that may be latent."""
     h = s.d_model
@@ -172,7 +185,7 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
     index = attends and s.indexer is not None
     seen = a.q_rank if latent else h
     return {
-        "sinks": tensor_part(s.heads, "column", there=s.sinks and plain),
+        "sinks": tensor_part(s.heads, "column", there=s.sinks and attends),
         **_of_inputs(s),
         "qk_norm": tensor_part(s.head_dim, "sequence", there=normed and each),
         "k_norm": tensor_part(s.head_dim, "sequence", there=normed and each and s.kv_from != "earlier"),

@@ -207,7 +207,10 @@ def _shared_indexers(c: Config, values: Values) -> None:
     field = "indexer_types" if c.has("indexer_types") else "index_topk_pattern"
     words = c.value(field)
     if words is None:
-        every = c.number("index_topk_freq", 1, "blocks from one indexer to the next") if c.has("index_topk_freq") else 1
+        usual = 4 if c.kind == "hy_v4" else 1  # as the class has it behind the first block
+        every = usual
+        if c.has("index_topk_freq"):
+            every = c.number("index_topk_freq", usual, "blocks from one indexer to the next")
         first = c.whole("index_skip_topk_offset", 2, "the leading blocks with an indexer") if every > 1 else 0
         c.read.add("index_skip_topk_offset")
         words = ["shared" if max(i - first + 1, 0) % every else "full" for i in range(layers)]
@@ -318,6 +321,7 @@ RULES: dict[str, Rule] = {
     "lara_mini": later_rules.lara_mini,
     "lfm3": later_rules.lfm3,
     "axk1": later_rules.axk1,
+    "hy_v4": later_rules.hy_v4,
     "olmo_hybrid": later_rules.olmo_hybrid,
     "neox": _neox,
     "one_key": _one_key,

@@ -40,6 +40,7 @@ PURPOSE = {
     "embed_dim": "the width of the embedding",
     "token_types": "the number of segments",
     "window": "the tokens of a window",
+    "streams": "the streams of the residual",
     "experts.count": "the number of experts",
     "experts.per_token": "the experts each token visits",
     "experts.width": "the width of an expert",

@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 
 from clustersim.core.errors import ModelError, nearest
 from clustersim.core.model import Kernel, Layer, Model
-from clustersim.model import attention_kernels, naming
+from clustersim.model import attention_kernels, naming, streams
 from clustersim.model import kernels as K
 from clustersim.model.base import TransformerShape, checked
 from clustersim.model.experts import expert_kernels
@@ -143,11 +143,11 @@ def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
 
 def _boundary(s: TransformerShape) -> float:
     """Elements per sample that one layer hands to the next."""
-    return float(s.seq_len * s.d_model)
+    return float(s.seq_len * s.d_model * max(s.streams, 1))
 
 
 def _embedding_layer(s: TransformerShape) -> Layer:
-    boundary = _boundary(s)
+    boundary = float(s.seq_len * s.d_model)
     return Layer(
         "embedding",
         "embedding",
@@ -244,7 +244,7 @@ def _embedding_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
         kernels.append(K.norm(s, "norm", saved=1))
     if s.hidden_dropout:
         kernels.append(K.memory("dropout", elements, K.DROPOUT, saved=K.MASK))
-    return with_bytes(s, kernels)
+    return with_bytes(s, (*kernels, *streams.spread(s)))
 
 
 def block_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
@@ -282,6 +282,10 @@ def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernel
         if not half:
             continue
         readers = reads[number % 2 if places == "post" else number - 1]
+        if s.streams:
+            norm = K.norm(s, f"norm_{number}", readers=readers)
+            listed += [*streams.gathered(s), norm, *half, *streams.returned(s, name)]
+            continue
         norm = K.norm(s, f"norm_{number}", readers=0 if places == "after" else readers)
         residual = K.residual(s, f"{name}_residual")
         if places == "post":
@@ -385,6 +389,7 @@ def _head_kernels(s: TransformerShape, positions: int) -> tuple[Kernel, ...]:
             K.norm(s, "transform_norm", elements),
         ]
     elif s.head in {"lm", "none"} and s.final_norm and not s.post_norm:
+        kernels += streams.gathered(s, last=True) if s.streams else ()
         kernels.append(K.norm(s, "norm", saved=1, readers=1))
     if s.head == "lm" and s.embed_dim:
         kernels.append(K.linear("project_out", s.seq_len, h, s.embed_dim))

@@ -1,0 +1,72 @@
+"""Kernels of hyper-connections (Zhu et al., arXiv:2409.19606): a residual of several streams, of which each half of a
+block reads one sum, weighted for each token, and to each of which it adds its output, weighted as well.
+
+Independent ones, as Hy4 has them: nothing mixes the streams with each other, as DeepSeek-V4's doubly stochastic matrix
+does (arXiv:2512.24880). Weights are made of all streams in fp32, outside autocast, as Hugging Face's code is written,
+which launches each operator. Fused, streams are read once for the weights, once for their sum, and once with the half's
+output (as that paper fuses them, section 4.3.1). All is bandwidth-bound: a token's product has two columns a stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clustersim.core.model import Kernel
+from clustersim.model import kernels as K
+from clustersim.model.base import TransformerShape
+
+_SMALL = (10, 16)
+"""Launches of what makes gates of a product, forward and backward: split, scaled, shifted, squashed; it moves nothing
+to speak of."""
+
+
+def elements(s: TransformerShape) -> float:
+    """Of all streams of a sample."""
+    return float(s.seq_len * s.d_model * s.streams)
+
+
+def spread(s: TransformerShape) -> K.Kernels:
+    """The embedding in every stream."""
+    if not s.streams:
+        return ()
+    share = 1.0 / s.streams
+    return (K.memory("streams_spread", elements(s), K.operators(f"{share}*s: :s", f"s: {share}*:s", 1, 1)),)
+
+
+def gathered(s: TransformerShape, *, last: bool = False) -> K.Kernels:
+    """The weights of a half (of the head, which is the ``last``, those of its input alone), and its input."""
+    share = 1.0 / s.streams
+    every = elements(s)
+    weights = s.streams if last else 2 * s.streams
+    flops = 2.0 * every * weights
+    if s.fuses:
+        product = K.Passes(1, 3, 1, 2)
+        summed = K.Passes(1 + share, 3 + share, 1, 1)
+    else:
+        # Cast, product, and the norm's mean square; backward of product, of the norm (as RMSNorm's), of both together.
+        behind = "w: :w " + ":w w:w w:w ww:w " + "ww:w w~s"
+        product = K.operators("s~w w: w:w w:", behind, 6 + _SMALL[0], 12 + _SMALL[1])
+        # Gradients of streams meet: of their weights, of their sum, and where a half follows of what stays of them.
+        sums = "ss:s" if last else "ss:s ss:s"
+        back = f"{share}*s~w s:w {share}*w: w: {share}*w: :w w~s {sums}"
+        summed = K.operators(f"s:w w: {share}*:w {share}*w~s", back, 3, 6)
+    return (
+        replace(K.memory("streams_weights", every, product, saved=1), flops=flops, backward_flops=2 * flops),
+        K.memory("streams_in", every, summed, saved=0 if s.fuses else 1),
+    )
+
+
+def returned(s: TransformerShape, half: str) -> K.Kernels:
+    """A half's output, weighted for each stream, and the sum with what it was."""
+    share = 1.0 / s.streams
+    passes = K.Passes(2 + share, 2 + 2 * share, 1, 2)
+    if not s.fuses:
+        ahead = f"{share}*h~w s~w {share}*w: :w ww:w w~s"
+        back = f"s~w w~s w:w {share}*w: w: w:w w: {share}*:w {share}*w~h"
+        passes = K.operators(ahead, back, 5, 8)
+    return (K.memory(f"streams_out_{half}", elements(s), passes, saved=share),)
+
+
+def is_of_streams(kernel: Kernel) -> bool:
+    """Whether it is one of these."""
+    return kernel.name.startswith("streams_")
