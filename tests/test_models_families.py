@@ -32,9 +32,10 @@ EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "mellum", "deepseek_v2", "
 EXPERTS_APART |= {"gemma4_text", "gemma4_unified_text"}
 """Types whose experts are listed one by one, as transformers 4 has them; and OPT and Gemma 4, whose final norm or
 further table stands where it runs: names are compared without their order."""
-UNBUILT = {"kimi_k2", "longcat_flash"}
+UNBUILT = {"kimi_k2", "longcat_flash", "step3p5"}
 """Types that transformers has no class for, and whose fields are another's; and LongCat, whose class makes gates and
-ups of experts that compute nothing: ``test_models_later.py`` compares it without them."""
+ups of experts that compute nothing: ``test_models_later.py`` compares it without them; and Step 3.5, which has a class
+behind a tower alone."""
 NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 """Types whose class fails without ``head_dim``, which it has not by default."""
 OWN_HEADS = {"gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "minimax_m3_vl_text"}
@@ -584,6 +585,71 @@ def test_the_flat_config_of_before_transformers_5_is_the_same_decoder() -> None:
     config = seeing_config("qwen2_5_vl", random.Random(1))
     flat = {"vision_config": config["vision_config"], **config["text_config"], "model_type": "qwen2_5_vl"}
     assert from_hf(flat).layers == from_hf(config | {"tie_word_embeddings": False}).layers
+
+
+def step_config(rng: random.Random) -> dict[str, Any]:
+    """A small Step 3.5, in the words of its files or of its class."""
+    layers = rng.randint(4, 6)
+    config: dict[str, Any] = {
+        "model_type": "step3p5",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "share_expert_dim": 40,
+        "vocab_size": 96,
+        "sliding_window": 16,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    }
+    further = rng.choice([0, 2])
+    if rng.random() < 0.7:
+        words = rng.choices(["full_attention", "sliding_attention"], k=layers + further)
+        config |= {"layer_types": words, "num_nextn_predict_layers": further}
+    if rng.random() < 0.5:
+        config["moe_layers_enum"] = ",".join(map(str, range(2, layers)))
+    other = {"attention_type": "sliding_attention", "num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 16}
+    return config | rng.choice([{"attention_other_setting": other}, {"num_sliding_attention_heads": 8}, {}])
+
+
+def test_step_is_the_decoder_that_transformers_has_behind_a_tower() -> None:
+    import json
+
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.models.step3p7 import configuration_step3p7, modeling_step3p7
+
+    rng = random.Random(1)
+    for _ in range(12):
+        config = step_config(rng)
+        fields = {name: value for name, value in config.items() if name != "model_type"}
+        made = configuration_step3p7.Step3p7TextConfig(**json.loads(json.dumps(fields)))
+        decoder = modeling_step3p7.Step3p7TextModel._from_config(
+            made, attn_implementation="eager", experts_implementation="eager"
+        )
+        theirs = [(f"model.{name}", tensor.numel()) for name, tensor in decoder.named_parameters()]
+        for given in (config, json.loads(made.to_json_string())):
+            ours = from_hf(given, seq_len=48, attention="eager")
+            assert as_rows(ours)[:-1] == theirs, config
+        with FlopCounterMode(display=False) as counter:
+            decoder(input_ids=torch.ones(1, 48, dtype=torch.long), use_cache=False)
+        counted = sum(k.flops for layer in ours.layers for k in layer.kernels if k.name != "logits")
+        assert counted == counter.get_total_flops(), config
+    for wrong, message in (
+        (
+            {"attention_other_setting": {"num_attention_groups": 4}},
+            "'num_attention_groups' = 4 is not described; only 2",
+        ),
+        ({"layer_types": ["full_attention"]}, "'layer_types' must be 'full_attention' or 'sliding_attention' for each"),
+        ({"mlp_layer_types": ["moe"]}, "'mlp_layer_types' must be 'dense' or 'sparse' for each of"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            from_hf(step_config(random.Random(1)) | wrong)
 
 
 @pytest.mark.parametrize("kind", ["gemma4_text", "gemma4_unified_text"])

@@ -9,7 +9,7 @@ from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
-from clustersim.model.later_rules import refuse_others
+from clustersim.model.later_rules import numbered, refuse_others
 from clustersim.model.sizes import Heads
 
 _ATTENTION = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -253,3 +253,37 @@ def _refuse_other(part: Config) -> None:
     for field, value in part.data.items():
         if field not in {"no_op", "n_heads_in_group", "ffn_mult"} and value not in (None, False):
             raise ModelError(f"{part.where}: '{field}' = {value!r} is not described; only null and false are")
+
+
+def step3p5(c: Config, values: Values) -> None:
+    """Step 3.5 and 3.7: blocks with a window may have more heads; all blocks but the first three have experts where
+    nothing says which. Lists may have words for blocks that predict further tokens, behind the others."""
+    layers = values["layers"]
+    told = c.has("num_nextn_predict_layers")
+    further = c.whole("num_nextn_predict_layers", 0, "blocks that predict further tokens") if told else 0
+    kinds = worded(c, "layer_types", _ATTENTION, layers, further) or ["full"] * layers
+    if not values.get("window"):
+        kinds = ["full"] * layers
+    mlps = worded(c, "mlp_layer_types", MLP_WORDS, layers, further)
+    if not mlps:
+        mlps = numbered(c, layers + further, range(min(3, layers - 1), layers))[:layers]
+    values |= {"mixers": shortest(kinds), "mlps": shortest(mlps)}
+    heads, kv_heads = values["heads"], values.get("kv_heads") or values["heads"]
+    other = Config(f"{c.where}: attention_other_setting", c.table("attention_other_setting"), c.kind)
+    refuse_others(
+        other,
+        {
+            "attention_type": ("sliding_attention", None),
+            "num_attention_groups": (kv_heads, None),
+            "head_dim": (values["head_dim"], None),
+            "true_head_dim": (values["head_dim"], None),
+        },
+    )
+    windowed = other.number("num_attention_heads", heads, "heads of blocks with a window")
+    windowed = c.number("num_sliding_attention_heads", windowed, "heads of blocks with a window")
+    c.defaults.pop("num_sliding_attention_heads", None)
+    said = _said_of_blocks(c, layers, {"num_attention_heads"})
+    counts = [windowed if kind == "sliding" and not said else heads for kind in kinds]
+    for block, own in said.items():
+        counts[block] = own.number("num_attention_heads", heads, "heads of a block")
+    values["heads_of"] = shortest([Heads(count, kv_heads, values["head_dim"]) for count in counts])

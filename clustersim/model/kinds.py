@@ -68,16 +68,18 @@ def experts_in(values: dict[str, Any], sparse: list[bool]) -> None:
     values.setdefault("mixers", ("full",))
 
 
-def worded(c: Config, field: str, words: Mapping[str, str], layers: int) -> list[str]:
+def worded(c: Config, field: str, words: Mapping[str, str], layers: int, further: int = 0) -> list[str]:
     """What each block is by the word that a list of the config has for it; nothing where there is no list.
 
+    ``further`` : words that may stand behind, of blocks that predict further tokens.
     Raises :class:`ModelError` for a list of another length than the blocks, or a word that is not of ``words``.
     """
     listed = c.listed(field, f"{' or '.join(words)} for each block")
-    if listed and (len(listed) != layers or not all(isinstance(word, str) and word in words for word in listed)):
+    lengths = (0, layers, layers + further)
+    if len(listed) not in lengths or not all(isinstance(word, str) and word in words for word in listed):
         allowed = " or ".join(map(repr, words))
         raise ModelError(f"{c.where}: '{field}' must be {allowed} for each of {layers} blocks, not {listed!r}")
-    return [words[word] for word in listed]
+    return [words[word] for word in listed[:layers]]
 
 
 Word = TypeVar("Word")

@@ -79,14 +79,14 @@ def longcat(c: Config, values: Values) -> None:
     values["experts.correction"] = True
 
 
-def step3(c: Config, values: Values) -> None:
-    """Step 3: blocks with experts by number, all but the first where nothing says which."""
-    layers = values["layers"]
+def numbered(c: Config, layers: int, usual: range) -> list[str]:
+    """What the MLP of each block is, by the numbers of those with experts (``moe_layers_enum``), in a list or a text;
+    ``usual`` : where nothing says which."""
     listed = c.value("moe_layers_enum")
     if isinstance(listed, str):
         listed = listed.split(",")
     try:
-        sparse = set(range(1, layers)) if listed is None else {int(number) for number in listed}
+        sparse = set(usual) if listed is None else {int(number) for number in listed}
     except (TypeError, ValueError):
         raise ModelError(
             f"{c.where}: 'moe_layers_enum' = {c.data['moe_layers_enum']!r} must be numbers of blocks, such as '4,5,6'"
@@ -96,7 +96,13 @@ def step3(c: Config, values: Values) -> None:
             f"{c.where}: 'moe_layers_enum' = {c.data.get('moe_layers_enum')!r} must name some of the {layers} blocks, "
             f"from 0 to {layers - 1}"
         )
-    values |= {"mixers": ("full",), "mlps": shortest(["experts" if i in sparse else "dense" for i in range(layers)])}
+    return ["experts" if i in sparse else "dense" for i in range(layers)]
+
+
+def step3(c: Config, values: Values) -> None:
+    """Step 3: blocks with experts by number, all but the first where nothing says which."""
+    layers = values["layers"]
+    values |= {"mixers": ("full",), "mlps": shortest(numbered(c, layers, range(1, layers)))}
 
 
 _GATINGS = {True: "head", "per-head": "head", "per-element": "element", False: ""}

@@ -315,6 +315,7 @@ RULES: dict[str, Rule] = {
     "bailing_hybrid": later_rules.bailing_hybrid,
     "longcat": later_rules.longcat,
     "step3": later_rules.step3,
+    "step3p5": block_rules.step3p5,
     "laguna": later_rules.laguna,
     "cohere2_moe": later_rules.cohere2_moe,
     "flint": later_rules.flint,
