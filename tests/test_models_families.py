@@ -68,6 +68,7 @@ PARTS = {
     "idefics3_vision",
     "smolvlm_vision",
     "siglip2_vision_model",
+    "gemma4_unified_vision",
 }
 """Towers that are compared with a decoder behind them."""
 PARTS |= {"glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
@@ -99,6 +100,7 @@ SEEING = {
     "smolvlm": "llama",
     "lfm2_vl": "lfm2",
     "cohere2_vision": "cohere2",
+    "gemma4_unified": "gemma4_unified_text",
 }
 """Decoders with a tower in front, and the type of the decoder."""
 KINDS = [kind for kind in sorted(by_type()) if built(kind) and kind not in PARTS and kind not in SEEING]
@@ -510,6 +512,8 @@ def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
         return sizes | heads_of | {"patch_size": 16, "position_embedding_size": rng.choice([8, 64])}
     if kind == "minimax_m3_vl":
         return sizes | {"temporal_patch_size": 2, "spatial_merge_size": 2}
+    if kind == "gemma4_unified":
+        return {"mm_embed_dim": 48, "mm_posemb_size": 24, "patch_size": 16, "output_proj_dims": 48}
     if kind == "lfm2_vl":
         return sizes | {"patch_size": 16, "num_patches": 64, "vision_use_head": rng.random() < 0.5}
     sizes["image_size"] = rng.choice([56, 112])
@@ -549,7 +553,7 @@ def test_a_tower_stands_in_front_of_a_decoder_as_transformers_has_it(kind: str) 
     for _ in range(4):
         config = seeing_config(kind, rng)
         theirs, ours = as_transformers(config), as_rows(from_hf(config))
-        apart = kind in {"qwen3_vl_moe", "kimi_k25", "gemma4"} or kind.startswith(("glm4", "llava_"))
+        apart = kind in {"qwen3_vl_moe", "kimi_k25", "gemma4", "gemma4_unified"} or kind.startswith(("glm4", "llava_"))
         assert (joined(ours) == dict(theirs)) if apart else (ours == theirs), config
 
 

@@ -91,7 +91,7 @@ def _gemma4_heads(c: Config, values: Values, block: int, kind: str, makers: int)
 
 def _gemma4_experts(c: Config, values: Values) -> None:
     """Where ``enable_moe_block`` is true every block has experts beside its MLP, which every token visits."""
-    if c.flag("enable_moe_block", False):
+    if c.flag("enable_moe_block", False, quiet="enable_moe_block" not in c.fields.fields):
         for name, field in (
             ("count", "num_experts"),
             ("per_token", "top_k_experts"),

@@ -105,6 +105,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "places": tensor_part(s.n_positions * h, there=p.side > 0, width=s.n_positions * h),
         "patches": linear_part(p.channels * p.side**2 * p.depth, h, "whole", bias=True, there=p.side > 0),
         "patches_plain": linear_part(p.channels * p.side**2 * p.depth, h, "whole", there=p.side > 0),
+        "pixel_norm": linear_part(1, p.channels * p.side**2 * p.depth, bias=s.norm_bias, there=p.side > 0),
         "pooling": lambda name: _pooling(name, s) if s.pooling else (),
         "classes": linear_part(h, s.vocab, "whole", bias=True),
         "words_again": tensor_part(s.vocab * h, "vocab", tied_to=embedding_name, width=h),

@@ -279,6 +279,7 @@ RULES: dict[str, Rule] = {
     "table_of_image": tower_rules.table_of_image,
     "internvl": tower_rules.internvl,
     "two_tables": tower_rules.two_tables,
+    "squares": tower_rules.squares,
     "patch_windows": tower_rules.patch_windows,
     "window_flag": _window_flag,
     "decoder_step": _decoder_step,

@@ -98,3 +98,8 @@ def minimax_tower(c: Config, values: Values) -> None:
                 f"{c.value(field)!r}, by default where it is missing; write the same"
             )
     values["patches.image"] = 448
+
+
+def squares(c: Config, values: Values) -> None:
+    """Gemma 4's 12B reads squares of so many patches a side as one."""
+    values["patches.side"] *= c.number("pooling_kernel_size", 3, "patches of a side that become one token")
