@@ -448,6 +448,47 @@ def test_flops_of_experts_in_a_narrower_width_are_those_that_torch_counts() -> N
     assert sum(k.flops for layer in made.layers for k in layer.kernels) == counted_flops(config, 48)
 
 
+@pytest.mark.parametrize("kind", ["lfm3", "lara_mini"])
+def test_flops_of_blocks_that_attend_are_those_that_torch_counts(kind: str) -> None:
+    config = random_config(kind, random.Random(6)) | {"num_hidden_layers": 3, "sliding_window": 16}
+    config["layer_types"] = ["full_attention", "sliding_attention", "full_attention"]
+    made = from_hf(config, seq_len=48, attention="eager")
+    assert sum(k.flops for layer in made.layers for k in layer.kernels) == counted_flops(config, 48)
+
+
+def block_kernels(kind: str, **fields: Any) -> list[list[str]]:
+    """Names of the kernels of each block of a small config."""
+    config = random_config(kind, random.Random(6)) | {"num_hidden_layers": 2, "sliding_window": 16} | fields
+    made = from_hf(config, seq_len=48)
+    return [[k.name for k in layer.kernels] for layer in made.layers if layer.kind == "block"]
+
+
+@pytest.mark.parametrize("kind", ["exaone4", "cohere2", "kolibri1", "flint", "lara_mini"])
+def test_blocks_without_a_window_do_not_rotate_where_the_class_says_so(kind: str) -> None:
+    windowed, full = block_kernels(kind, layer_types=["sliding_attention", "full_attention"])
+    assert "rotary" in windowed
+    assert "rotary" not in full
+
+
+def test_a_norm_stands_behind_experts_and_not_behind_the_mlp_of_a_dense_block() -> None:
+    dense, sparse = block_kernels("axk1", mlp_layer_types=["dense", "sparse"])
+    assert "norm_behind_2" not in dense
+    assert sparse[sparse.index("norm_behind_2") - 1 :][:3] == ["shared_sum", "norm_behind_2", "mlp_residual"]
+
+
+def test_delta_rules_have_norms_in_front_and_attention_behind_it() -> None:
+    linear, full = block_kernels("olmo_hybrid", layer_types=["linear_attention", "full_attention"])
+    assert linear[:4] == ["norm_1", "q", "k", "v"]
+    assert full[:3] == ["q", "k", "v"]
+    assert full[full.index("out") + 1 :][:2] == ["norm_1", "attention_residual"]
+    assert "rotary" in full
+    rotation = {"rope_theta": None, "rope_type": "default"}
+    words = ["full_attention", "linear_attention"]
+    assert not any(
+        "rotary" in names for names in block_kernels("olmo_hybrid", layer_types=words, rope_parameters=rotation)
+    )
+
+
 def test_flops_of_minimax_without_chosen_keys_are_those_that_torch_counts() -> None:
     config = random_config("minimax_m3_vl_text", random.Random(4))
     config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
@@ -673,6 +714,25 @@ def test_what_a_saved_config_says_of_single_blocks_is_read(kind: str) -> None:
         from_hf(random_config("llama", random.Random(2)) | {"per_layer_config": said})
 
 
+def test_sides_that_a_tower_does_not_say_are_those_of_its_class() -> None:
+    config = seeing_config("internvl", random.Random(5))
+    config["vision_config"] |= {"image_size": None, "patch_size": None}
+    assert "1 image of 448 x 448 pixels" in from_hf(config).notes[0]
+    for wrong in ([14, 7], [0, 0], [14]):
+        with pytest.raises(ModelError, match=r"'patch_size' = \[.*\] must be one whole number above zero, twice"):
+            from_hf(config | {"vision_config": config["vision_config"] | {"patch_size": wrong}})
+
+
+def test_lists_of_gpt_neo_name_each_block() -> None:
+    config = random_config("gpt_neo", random.Random(5)) | {"num_layers": 4}
+    made = from_hf(config | {"attention_types": [[["global", "local"], 2]]}, seq_len=48)
+    pairs = [k.flops for layer in made.layers for k in layer.kernels if k.name == "attention"]
+    assert pairs[0] == pairs[2] > pairs[1] == pairs[3]
+    for wrong in ([[["global"], 10**30]], [[["near"], 4]], [["global"], 4], "global"):
+        with pytest.raises(ModelError, match=r"'attention_types' = .* must be lists of 'global' and 'local' with how"):
+            from_hf(config | {"attention_types": wrong})
+
+
 def test_pixels_behind_the_last_whole_patch_of_a_towers_own_images_are_not_seen() -> None:
     config = seeing_config("llava_onevision", random.Random(1))
     config["vision_config"] |= {"image_size": 64, "patch_size": 14, "vision_use_head": False}
@@ -782,7 +842,22 @@ WRONG: list[Any] = [None, "x", -1, 0, 2.5, True, [], {}, [1], 10**30]
 
 
 @pytest.mark.parametrize(
-    "kind", sorted({*CHANGED, "gpt2", "opt", "mpt", "lfm2", "kimi_linear", "nemotron_h", "falcon", "nemotron-nas"})
+    "kind",
+    sorted(
+        {
+            *CHANGED,
+            "gpt2",
+            "opt",
+            "mpt",
+            "lfm2",
+            "kimi_linear",
+            "nemotron_h",
+            "falcon",
+            "nemotron-nas",
+            "hy_v4",
+            "gpt_neo",
+        }
+    ),
 )
 def test_a_value_of_any_kind_is_read_or_is_one_error(kind: str) -> None:
     whole = searched_config() if kind == "nemotron-nas" else random_config(kind, random.Random(11))

@@ -226,8 +226,6 @@ def hy_v4(c: Config, values: Values) -> None:
         raise ModelError(f"{c.where}: 'swiglu_limit' = {limit!r} must be a number; zero says that nothing is clamped")
     values["experts.clamped"] = limit > 0
     values["experts.dense_first"] = 1
-    kinds = set(c.listed("layer_types", "a word for each block"))
-    if kinds - {"indexed_attention"}:
-        raise ModelError(
-            f"{c.where}: 'layer_types' has {sorted(map(str, kinds))}; only 'indexed_attention' is described"
-        )
+    others = [word for word in c.listed("layer_types", "a word for each block") if word != "indexed_attention"]
+    if others:
+        raise ModelError(f"{c.where}: 'layer_types' has {others[0]!r}; only 'indexed_attention' is described")

@@ -251,16 +251,18 @@ _REACH = {"global": "full", "local": "sliding"}
 
 def _gpt_neo(c: Config, values: Values) -> None:
     """GPT-Neo: which blocks have a window, as lists of words with how often each is repeated."""
-    types = c.value("attention_types") or [[["global", "local"], values["layers"] // 2]]
+    layers = values["layers"]
+    types = c.value("attention_types") or [[["global", "local"], layers // 2]]
+    described: list[str] = []
     try:
-        words = [word for listed, times in types for _ in range(times) for word in listed]
-        described = [_REACH[word] for word in words]
+        if sum(len(words) * times for words, times in types) == layers:
+            described = [_REACH[word] for words, times in types for word in list(words) * times]
     except (KeyError, TypeError, ValueError):
         described = []
-    if len(described) != values["layers"]:
+    if len(described) != layers:
         raise ModelError(
             f"{c.where}: 'attention_types' = {types!r} must be lists of 'global' and 'local' with how often each is "
-            f"repeated, {values['layers']} words in all, such as [[['global', 'local'], {values['layers'] // 2}]]"
+            f"repeated, {layers} words in all, such as [[['global', 'local'], {layers // 2}]]"
         )
     values |= as_blocks(described)
 

@@ -158,7 +158,7 @@ def _field(c: Config, dimension: str, key: str, needed: bool) -> Any:
         value = _EMPTY.get(dimension)
         if value is None and c.spelled(key) and dimension != "experts.count":
             value = c.default(key)
-        return value
+        return value[0] if dimension in _SIDES and isinstance(value, list) else value
     if value == 0 and not isinstance(value, bool) and (dimension in _NONE or dimension in _EMPTY):
         number = 0
     else:
