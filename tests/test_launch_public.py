@@ -217,3 +217,92 @@ def test_flash_attention_in_fp32_is_told(words, told):
     made = read(f"torchrun --nproc_per_node 8 {TRAINER} {words}".replace("--bf16", ""))
     assert ("a type of 16 bits, which fa2 needs" in " ".join(made.notes)) == told
     assert "which fa2 needs" not in " ".join(read(f"torchrun --nproc_per_node 8 {TRAINER} {words}").notes)
+
+
+# ---- what a script hands on, and what its words lack -----------------------------------------------------------------
+
+MEGATRON = (
+    "torchrun --nproc_per_node {ranks} pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 "
+    "--seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size {batch} --bf16\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("export NCCL_ALGO=Tree", "NCCL_ALGO=Tree is not played"),
+        ("export NCCL_P2P_DISABLE=1", "NCCL_P2P_DISABLE=1 is not played"),
+        ("export NCCL_IB_DISABLE=0", ""),
+        ("NCCL_NVLS_ENABLE=0", "NCCL_NVLS_ENABLE=0 is not played"),
+        ("export NCCL_DEBUG=INFO", ""),
+    ],
+)
+def test_variables_of_nccl_that_change_time_are_told(line, named):
+    notes = " ".join(read(f"{line}\n{MEGATRON.format(ranks=8, batch=8)}").notes)
+    assert (named in notes) if named else "is not played" not in notes
+
+
+def test_variables_of_a_pod_are_told():
+    pod = (
+        "apiVersion: batch/v1\nkind: Job\nspec: {template: {spec: {containers: [{name: a, env: "
+        "[{name: NCCL_SHM_DISABLE, value: '1'}], command: [sh, -c, "
+        f"'{MEGATRON.format(ranks=8, batch=8).strip()}']}}]}}}}}}\n"
+    )
+    assert "NCCL_SHM_DISABLE=1 is not played" in " ".join(read(pod, "job.yaml").notes)
+
+
+@pytest.mark.parametrize(
+    ("lines", "lacking"),
+    [
+        ("NODES=$1\nRANKS=$((NODES * 8))\n", "is a sum with \\$1, an argument of the script, which nobody says"),
+        ("RANKS=$((${SIZE} * 8))\n", "is a sum with SIZE, which is set nowhere in the script"),
+        ("RANKS=$2\n", "\\$2 is an argument of the script, which nobody says"),
+    ],
+)
+def test_a_number_that_a_script_does_not_say_is_asked_for_by_what_it_lacks(lines, lacking):
+    with pytest.raises(ScenarioError, match=f"--global-batch-size: {lacking}; write its value"):
+        read(lines + MEGATRON.format(ranks=8, batch="$((RANKS * 2))" if "(" in lines else "$RANKS"))
+
+
+def test_a_script_that_was_not_given_is_asked_for_once():
+    with pytest.raises(ScenarioError, match=r"reads common.sh, which"):
+        read(". common.sh\nLENGTH=512\n. common.sh\n")
+
+
+# ---- ranks of Composer's launcher, layers of nanotron, words of adapters -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "ranks"),
+    [
+        ("composer -n 4 train.py here.yaml", 1, 4),
+        ("composer -n 8 --world_size 16 --node_rank 0 train.py here.yaml", 2, 8),
+        ("composer train.py here.yaml", 1, None),
+    ],
+)
+def test_composers_launcher_says_the_ranks(command, nodes, ranks):
+    text = FOUNDRY.replace("64", "16")
+    made = exchange.read([document(f"{command}\n", "a.sh"), document(text, "here.yaml")], {"topology": "hgx-h100"})
+    cluster = made.scenario.table["cluster"]
+    assert (cluster["nodes"], cluster.get("gpus_per_node")) == (nodes, ranks)
+
+
+NANOTRON = """
+model: {model_config: {num_hidden_layers: 4, hidden_size: 512, intermediate_size: 1024, num_attention_heads: 8,
+  num_key_value_heads: 2, vocab_size: 32000}}
+parallelism: {dp: 8, tp: 1, pp: 1, pp_engine: 1f1b, tp_mode: ALL_REDUCE, recompute_layer: %s}
+tokens: {sequence_length: 512, micro_batch_size: 1, batch_accumulation_per_replica: 2}
+"""
+
+
+@pytest.mark.parametrize(("word", "kept"), [("true", ("full", "uniform", 1)), ("false", (None, None, None))])
+def test_nanotron_computes_each_layer_again(word, kept):
+    had = fields(NANOTRON % word, "n.yaml")
+    names = ("granularity", "method", "num_layers")
+    assert tuple(had.get(f"parallel.recompute_{name}") or None for name in names) == kept
+
+
+def test_a_rank_and_an_alpha_are_no_full_finetuning():
+    words = "torchrun --nproc_per_node 2 -m lora --model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 1"
+    with pytest.raises(ScenarioError, match="--alpha '512' asks for adapters in a script's own words"):
+        read(f"{words} --rank 256 --alpha 512 --bf16\n")

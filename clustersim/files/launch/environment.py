@@ -7,6 +7,54 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
+from clustersim.core.texts import short
+
+_PINS = "NCCL chooses for each size; [[run.pins]] says what it is known to choose"
+_NODE = "GPUs of a node send as the topology joins them; [node] p2p = false in a file of one is peer-to-peer off"
+_NETWORK = "nodes send over the NICs of the topology, as it joins them; take a topology of TCP, or a file of one"
+_CHANNELS = "NCCL's channels are those that it searches for on the topology"
+_HOST = "the host runs ahead of the GPU's streams"
+_OFF = frozenset({"", "0"})
+CHANGES: dict[str, tuple[str, frozenset[str]]] = {
+    "NCCL_ALGO": (_PINS, frozenset({""})),
+    "NCCL_PROTO": (_PINS, frozenset({""})),
+    "NCCL_NVLS_ENABLE": (_PINS, frozenset({"", "1", "2"})),
+    "NCCL_COLLNET_ENABLE": (_PINS, _OFF),
+    "NCCL_P2P_DISABLE": (_NODE, _OFF),
+    "NCCL_P2P_LEVEL": (_NODE, frozenset({"", "NVL", "PIX", "PXB", "PHB", "SYS"})),
+    "NCCL_SHM_DISABLE": (_NODE, _OFF),
+    "NCCL_IB_DISABLE": (_NETWORK, _OFF),
+    "NCCL_NET": (_NETWORK, frozenset({""})),
+    "NCCL_NET_GDR_LEVEL": (_NETWORK, frozenset({"", "PIX", "PXB", "PHB", "SYS", "2", "3", "4", "5"})),
+    "NCCL_NET_GDR_DISABLE": (_NETWORK, _OFF),
+    "NCCL_MIN_NCHANNELS": (_CHANNELS, frozenset({""})),
+    "NCCL_MAX_NCHANNELS": (_CHANNELS, frozenset({""})),
+    "NCCL_MIN_CTAS": (_CHANNELS, frozenset({""})),
+    "NCCL_MAX_CTAS": (_CHANNELS, frozenset({""})),
+    "NCCL_NTHREADS": (_CHANNELS, frozenset({""})),
+    "NCCL_BUFFSIZE": (_CHANNELS, frozenset({""})),
+    "NCCL_TOPO_FILE": ("NCCL reads the topology; clustersim new topology --from FILE makes one", frozenset({""})),
+    "NCCL_GRAPH_FILE": (_CHANNELS, frozenset({""})),
+    "CUDA_LAUNCH_BLOCKING": (_HOST, _OFF),
+}
+"""Variables that change what a step takes and that no field says: what is played, and the values that ask for it
+(NCCL's user guide, "Environment Variables"; CUDA's programming guide)."""
+
+
+def unplayed(variables: Mapping[str, Any]) -> list[str]:
+    """A line for each variable that changes time and is not played.
+
+    >>> unplayed({"NCCL_IB_DISABLE": "0", "NCCL_SHM_DISABLE": "1", "TP": "4"})  # doctest: +ELLIPSIS
+    ['NCCL_SHM_DISABLE=1 is not played: GPUs of a node send as the topology joins them...']
+    """
+    lines = []
+    for name in sorted(CHANGES.keys() & variables.keys()):
+        why, usual = CHANGES[name]
+        value = variables[name]
+        if isinstance(value, str) and value not in usual and "$" not in value:
+            lines.append(f"{name}={short(value)} is not played: {why}")
+    return lines
+
 
 def handed_on(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """Variables that a script exports, or sets in front of a command.

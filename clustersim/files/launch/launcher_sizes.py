@@ -77,6 +77,8 @@ def say_machine(launch: Launch, variables: dict[str, Any]) -> None:
         launch.alone = "deepspeed without --hostfile"
     if any(tool == "colossalai" and not {*ON_MANY, "host", "H"} & options.keys() for tool, options in launch.tools):
         launch.alone = "colossalai run without --hostfile"
+    if any(tool == "composer" and not {"world_size", "..."} & options.keys() for tool, options in launch.tools):
+        launch.alone = "composer without --world_size"  # composer/cli/launcher.py _parse_args
 
 
 def _torch_variables(launch: Launch, variables: dict[str, Any]) -> None:
@@ -168,6 +170,11 @@ def _colossal(options: dict[str, Any]) -> Said:
         yield "nodes", ("--host", str(len(hosts)))
 
 
+def _composer(options: dict[str, Any]) -> Said:
+    yield from _named(options, {"n": "gpus_per_node"}, "-")
+    yield from _named(options, {"nproc": "gpus_per_node", "world_size": "world"})
+
+
 def _mason(options: dict[str, Any]) -> Said:
     yield "nodes", ("--num_nodes", str(options.get("num_nodes", 1)))
     yield from _named(options, {"gpus": "slots"})
@@ -193,6 +200,7 @@ _SAYS: dict[str, Callable[[dict[str, Any]], Said]] = {
     "torchrun": _torch,
     "deepspeed": _deepspeed,
     "colossalai": _colossal,
+    "composer": _composer,
     MASON: _mason,
 }
 """What each launcher's options say of the machine; of another's, as accelerate's do."""

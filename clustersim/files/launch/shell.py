@@ -115,7 +115,7 @@ class _Reader(BlockWalk):
         """The command of those that were met."""
         if not self.candidates:
             if self.missing:
-                names = " and ".join(self.missing)
+                names = " and ".join(dict.fromkeys(self.missing))
                 raise ScenarioError(f"{self.where}: runs or reads {names}, which was not given; give that file too")
             raise ScenarioError(f"{self.where}: {_NO_COMMAND}")
         best = max(self.candidates, key=lambda one: one.rank)

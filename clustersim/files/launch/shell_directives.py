@@ -24,6 +24,7 @@ LAUNCHERS = {
     "swift",
     "litgpt",
     "colossalai",
+    "composer",
 }
 """What starts ranks."""
 DIRECTIVES = {

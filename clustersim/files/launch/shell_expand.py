@@ -18,6 +18,7 @@ MOST = 2**16
 
 Variables: TypeAlias = dict[str, "str | list[str]"]
 UNKNOWN = re.compile(r"\$\{[^}]*\}")
+LONGEST_SUM = 1000
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _PARAMETER = re.compile(
     r"(?P<count>#)?(?P<name>\w+|[@*#?])(?:\[(?P<at>[^\]]*)\])?(?P<op>:?[-=+?]|##?|%%?|//?|\^\^?|,,?|:|$)(?P<rest>.*)",
@@ -180,8 +181,7 @@ def _substituted(text: str, at: int, variables: Variables, depth: int) -> tuple[
         raise ScenarioError(f"a script's {short(text)!r} holds substitutions more than {DEPTH} deep")
     end = skipped(text, at)
     if text.startswith("$((", at) and text[:end].endswith("))"):
-        total = sum_of(text[at + 3 : end - 2], variables, depth + 1)
-        return ("${arithmetic}" if total is None else str(total)), end
+        return total_of(text[at + 3 : end - 2], variables, depth + 1), end
     if text.startswith("$(", at) and end > 0:
         return _command(text[at + 2 : end - 1], variables, depth + 1), end
     if text[at] == "`" and end > 0:
@@ -310,12 +310,38 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
     return "${command}" if total is None else str(total)
 
 
+SUM = re.compile(r"\$\{sum:(\w+)\}")
+"""A sum that lacks a variable."""
+
+
+def total_of(text: str, variables: Variables, depth: int = 0) -> str:
+    """What a sum comes to, or a word that names the first variable that nothing sets.
+
+    >>> total_of("8*$1", {}), total_of("8*TP", {"TP": "2"}), total_of("NODES*8", {"NODES": "${1}"})
+    ('${sum:1}', '16', '${sum:1}')
+    """
+    total = sum_of(text, variables, depth)
+    if total is not None:
+        return str(total)
+    lacking = UNKNOWN.search(_reckoned(text, variables, depth)) if depth <= DEPTH and len(text) <= LONGEST_SUM else None
+    if lacking is None:
+        return "${arithmetic}"
+    inner = SUM.fullmatch(lacking[0])
+    name = inner[1] if inner else lacking[0][2:-1]
+    return f"${{sum:{name}}}" if re.fullmatch(r"\w+", name) else "${arithmetic}"
+
+
+def _reckoned(text: str, variables: Variables, depth: int) -> str:
+    """A sum with the values of its variables, which need no dollar there."""
+    named = re.sub(r"(?<![$\w{])([A-Za-z_]\w*)", r"${\1}", text)
+    return _nested(named, variables, depth + 1)
+
+
 def sum_of(text: str, variables: Variables, depth: int = 0) -> int | None:
     """A sum of whole numbers and variables; None for anything else."""
-    if depth > DEPTH or len(text) > 1000:
+    if depth > DEPTH or len(text) > LONGEST_SUM:
         return None
-    named = re.sub(r"(?<![$\w{])([A-Za-z_]\w*)", r"${\1}", text)
-    plain = _nested(named, variables, depth + 1)
+    plain = _reckoned(text, variables, depth)
     try:
         tree = ast.parse(plain.strip().replace("/", "//"), mode="eval").body if len(plain) < 200 else None
         return _of(tree)

@@ -6,7 +6,7 @@ import operator
 import re
 from fnmatch import fnmatchcase
 
-from clustersim.files.launch.shell_expand import UNKNOWN, Variables, sum_of, text_of, value
+from clustersim.files.launch.shell_expand import UNKNOWN, Variables, sum_of, text_of, total_of, value
 
 _COMPARED = {
     "==": operator.eq,
@@ -33,8 +33,9 @@ def arithmetic(text: str, variables: Variables) -> bool | None:
     stepped = re.fullmatch(r"\s*(?:(\w+)(\+\+|--)|(\+\+|--)(\w+))\s*", text)
     if assigned or stepped:
         name = assigned[1] if assigned else stepped[1] or stepped[4] if stepped else ""
-        total = sum_of(assigned[2] if assigned else f"{name}{(text.strip().strip(name) or '+')[0]}1", variables)
-        variables[name] = "${arithmetic}" if total is None else str(total)
+        written = assigned[2] if assigned else f"{name}{(text.strip().strip(name) or '+')[0]}1"
+        total = sum_of(written, variables)
+        variables[name] = total_of(written, variables)
         return None if total is None else total != 0
     parts = re.fullmatch(r"(.+?)\s*(==|!=|<=|>=|<|>)\s*(.+)", text.strip(), re.DOTALL)
     if parts is None or "&&" in text or "||" in text:

@@ -16,6 +16,7 @@ from clustersim.core.limits import MOST_LAYERS
 from clustersim.core.paths import data_path
 from clustersim.core.texts import shown, toml
 from clustersim.files.frameworks import NAMES as NAMES
+from clustersim.files.launch.shell_expand import SUM
 
 Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any", "window", "stages"]
 
@@ -235,13 +236,29 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second) and isinstance(first, bool) == isinstance(second, bool)
 
 
+def _unset(value: str) -> str:
+    """What a script's word lacks.
+
+    >>> _unset("${TP}"), _unset("${2}"), _unset("${sum:1}")  # doctest: +NORMALIZE_WHITESPACE
+    ("'${TP}' is set nowhere in the script", "$2 is an argument of the script, which nobody says",
+    "is a sum with $1, an argument of the script, which nobody says")
+    """
+    total = SUM.fullmatch(value)
+    name = total[1] if total else value.strip("${}")
+    if name.isdecimal():
+        argument = "an argument of the script, which nobody says"
+        return f"is a sum with ${name}, {argument}" if total else f"${name} is {argument}"
+    nowhere = "is set nowhere in the script"
+    return f"is a sum with {name}, which {nowhere}" if total else f"{shown(value)} {nowhere}"
+
+
 def _typed(value: Any, kind: Kind) -> Any:
     """A value as its option has it: scripts give words, files values. Raises :class:`ScenarioError`."""
     typed = _one(value, kind)
     if typed is None:
-        unset = isinstance(value, str) and value.startswith("$")
-        why = "is set nowhere in the script; write its value" if unset else f"does not fit: expected {_WORDS[kind]}"
-        raise ScenarioError(f"{shown(value)} {why}")
+        if isinstance(value, str) and value.startswith("$"):
+            raise ScenarioError(f"{_unset(value)}; write its value")
+        raise ScenarioError(f"{shown(value)} does not fit: expected {_WORDS[kind]}")
     return typed
 
 

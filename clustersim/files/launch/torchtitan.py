@@ -47,6 +47,8 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
 PLAIN = {
     "comm.mode": ("default",),
     "experimental.custom_args_module": ("",),
+    "float8.precompute_float8_dynamic_scale_for_fsdp": (False,),
+    "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp": (False,),
     "experimental.custom_import": ("",),
     "experimental.pipeline_parallel_split_mode": ("manual",),
     "job.custom_config_module": ("",),
