@@ -306,3 +306,29 @@ def test_a_rank_and_an_alpha_are_no_full_finetuning():
     words = "torchrun --nproc_per_node 2 -m lora --model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 1"
     with pytest.raises(ScenarioError, match="--alpha '512' asks for adapters in a script's own words"):
         read(f"{words} --rank 256 --alpha 512 --bf16\n")
+
+
+@pytest.mark.parametrize(("preset", "overlaps"), [("default-zero3", True), ("zero3", False)])
+def test_presets_of_ms_swift_2_send_beside_backward(preset, overlaps):
+    words = f"NPROC_PER_NODE=2 swift sft --model Qwen/Qwen3-4B --train_type full --deepspeed {preset} --max_length 512"
+    assert fields(words)["strategy.zero_optimization.overlap_comm"] is overlaps
+
+
+@pytest.mark.parametrize("script", ["trl/scripts/sft.py", "../trl/examples/scripts/sft.py"])
+def test_trls_script_has_its_defaults_wherever_it_lies(script):
+    words = f"accelerate launch --num_processes 2 {script} --model_name_or_path google/gemma-2b"
+    had = fields(words)
+    assert (had["model.seq_len"], had["model.activation_checkpointing"], had["model.dtype"]) == (1024, "full", "bf16")
+
+
+def test_variables_that_a_program_sets_are_told():
+    program = """
+import os
+from nemo.collections import llm
+os.environ["NCCL_P2P_DISABLE"] = "1"
+env_vars = {"NCCL_NVLS_ENABLE": "0", "NCCL_DEBUG": "INFO"}
+recipe = llm.llama3_8b.pretrain_recipe(num_nodes=1, num_gpus_per_node=8)
+"""
+    notes = " ".join(read(program, "own.py").notes)
+    assert "NCCL_NVLS_ENABLE=0 is not played" in notes
+    assert "NCCL_P2P_DISABLE=1 is not played" in notes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -54,6 +55,28 @@ def unplayed(variables: Mapping[str, Any]) -> list[str]:
         if isinstance(value, str) and value not in usual and "$" not in value:
             lines.append(f"{name}={short(value)} is not played: {why}")
     return lines
+
+
+def set_by(program: ast.Module) -> dict[str, str]:
+    """Texts that a program puts under names: in a table, or as ``os.environ["NAME"] = "1"``.
+
+    >>> set_by(ast.parse("a = {'NCCL_ALGO': 'Ring'}; os.environ['NCCL_PROTO'] = 'LL'"))
+    {'NCCL_PROTO': 'LL', 'NCCL_ALGO': 'Ring'}
+    """
+    return {
+        key.value: value.value
+        for key, value in _entries(program)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)
+        if isinstance(key.value, str) and isinstance(value.value, str)
+    }
+
+
+def _entries(program: ast.Module) -> Iterator[tuple[ast.expr | None, ast.expr]]:
+    for node in ast.walk(program):
+        if isinstance(node, ast.Dict):
+            yield from zip(node.keys, node.values, strict=True)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            yield node.targets[0].slice, node.value
 
 
 def handed_on(text: str, variables: Mapping[str, Any]) -> dict[str, str]:

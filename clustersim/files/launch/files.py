@@ -169,6 +169,7 @@ def _of_program(text: str, name: str) -> Document:
     if (tree := _tree(text)) is not None:
         for reader in (_of_lightning, _of_nanogpt, _of_nemo):
             if (configuration := reader(tree, name)) is not None:
+                configuration.notes += [f"{name}: {note}" for note in environment.unplayed(environment.set_by(tree))]
                 return configuration
     if "configurator.py" in text:
         raise ScenarioError(

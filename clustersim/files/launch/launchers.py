@@ -14,7 +14,7 @@ TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
 MPI = {"mpirun", "mpiexec", "aprun"}
-_TRL = re.compile(r"(?:.*/)?trl/scripts/(\w+)\.py|trl\.scripts\.(\w+)")
+_TRL = re.compile(r"(?:.*/)?(?:trl/scripts|trl/examples/scripts)/(\w+)\.py|trl\.scripts\.(\w+)")
 COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift", "litgpt"}
 """Commands that name what they train by a word, not by a script."""
 _COUNTS = ("num_processes", "num_machines", "mixed_precision")

@@ -235,7 +235,8 @@ def _sharded(command: Document) -> None:
     if preset is not None and name in PRESETS:
         del options["args", "deepspeed"]
         held: dict[str, Any] = {**AUTO, "zero_optimization.stage": int(name[4]), **PRESETS[name]}
-        held |= {"zero_optimization.overlap_comm": False, "zero_optimization.contiguous_gradients": True}
+        overlaps = str(preset.value).startswith("default-")  # ms-swift 2, in swift/llm/ds_config; 3 has false there
+        held |= {"zero_optimization.overlap_comm": overlaps, "zero_optimization.contiguous_gradients": True}
         if name.endswith("_offload"):
             devices = ("optimizer", "param") if name.startswith("zero3") else ("optimizer",)
             held |= {f"zero_optimization.offload_{part}.device": "cpu" for part in devices}

@@ -239,9 +239,10 @@ def _same(first: Any, second: Any) -> bool:
 def _unset(value: str) -> str:
     """What a script's word lacks.
 
-    >>> _unset("${TP}"), _unset("${2}"), _unset("${sum:1}")  # doctest: +NORMALIZE_WHITESPACE
-    ("'${TP}' is set nowhere in the script", "$2 is an argument of the script, which nobody says",
-    "is a sum with $1, an argument of the script, which nobody says")
+    >>> _unset("${TP}"), _unset("${2}")
+    ("'${TP}' is set nowhere in the script", '$2 is an argument of the script, which nobody says')
+    >>> _unset("${sum:1}")
+    'is a sum with $1, an argument of the script, which nobody says'
     """
     total = SUM.fullmatch(value)
     name = total[1] if total else value.strip("${}")
