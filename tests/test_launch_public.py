@@ -332,3 +332,72 @@ recipe = llm.llama3_8b.pretrain_recipe(num_nodes=1, num_gpus_per_node=8)
     notes = " ".join(read(program, "own.py").notes)
     assert "NCCL_NVLS_ENABLE=0 is not played" in notes
     assert "NCCL_P2P_DISABLE=1 is not played" in notes
+
+
+# ---- bash: flags behind conditions, braces, and counts --------------------------------------------------------------
+
+SFT = "torchrun --nproc_per_node 2 sft.py --model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 1"
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ('$( [ "$HALF" = true ] && echo "--bf16" )', True),
+        ('$([[ $HALF == true && $GPUS -gt 1 ]] && echo "--bf16" || echo "--fp16")', True),
+        ("$(if [ $HALF = true ]; then echo '--bf16'; else echo --fp16; fi)", True),
+        ("$([[ $HALF != true ]] && echo --bf16)", False),
+        ("$([ $GPUS -gt 2 ] && echo --bf16 || true)", False),
+        ("$(test $GPUS -lt 2 || echo --bf16)", True),
+    ],
+)
+def test_flags_behind_a_condition_of_the_script(flag, said):
+    made = read(f"HALF=true\nGPUS=2\n{SFT} --max_length 512 {flag}\n")
+    assert (exchange.canonical(made.scenario)["model.dtype"] == "bf16") is said
+    assert "nothing in the script says" not in " ".join(made.notes)
+
+
+def test_a_flag_behind_what_nobody_says_names_it():
+    made = read(f"{SFT} --max_length 512 --bf16 $([ $AGAIN = 1 ] && echo --gradient_checkpointing)\n")
+    assert "nothing in the script says what these are: ${AGAIN}" in " ".join(made.notes)
+    made = read(f"{SFT} --max_length 512 --bf16 $(cat flags | head -1)\n")
+    assert "nothing in the script says what these are: ${command}" in " ".join(made.notes)
+
+
+def test_what_a_file_of_the_script_has_behind_a_condition():
+    script = f"""OFFLOAD=true
+cat <<EOT > ds.json
+{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": 2$(if [ "$OFFLOAD" = "true" ]; then echo ',
+  "offload_optimizer": {{"device": "cpu"}}'; fi)}}}}
+EOT
+{SFT} --max_length 512 --deepspeed ds.json
+"""
+    assert fields(script)["strategy.zero_optimization.offload_optimizer.device"] == "cpu"
+
+
+@pytest.mark.parametrize("numbers", ["{1..3}", "$(seq 3)", "$(seq 1 $((1+2)))", "{1,2}", "{1..1000}"])
+def test_a_loop_over_numbers_knows_its_first(numbers):
+    script = f"""for i in {numbers}; do
+if [ $i -eq 1 ]; then LONG=512; else LONG=1024; fi
+{SFT} --bf16 --max_length $LONG
+done
+"""
+    assert fields(script)["model.seq_len"] == 512
+
+
+@pytest.mark.parametrize("ranks", ["gpu", "auto"])
+@pytest.mark.parametrize("seen", ["0,1,2,3", "$(seq -s, 0 $((N-1)))"])
+def test_torchrun_starts_a_rank_on_each_gpu_that_it_sees(ranks, seen):
+    words = SFT.replace("--nproc_per_node 2", f"--nproc_per_node {ranks}") + " --bf16 --max_length 512\n"
+    made = read(f"N=4\nexport CUDA_VISIBLE_DEVICES={seen}\n{words}")
+    assert made.tables["cluster"]["gpus_per_node"] == 4
+    assert read(f"CUDA_VISIBLE_DEVICES=2,3 {words}").tables["cluster"]["gpus_per_node"] == 2
+
+
+def test_the_greater_of_two_sums():
+    assert fields(f"S=512\n{SFT} --bf16 --max_length $((S>256?S:256))\n")["model.seq_len"] == 512
+    assert fields(f"S=128\n{SFT} --bf16 --max_length $(( S > 256 ? S : 256 ))\n")["model.seq_len"] == 256
+
+
+def test_flash_attn_of_earlier_llama_factory_is_a_switch():
+    own = "--stage sft --do_train --finetuning_type full --flash_attn --cutoff_len 512 --bf16"
+    assert fields(f"{SFT.replace('sft.py', 'src/train_bash.py')} {own}\n")["model.attention"] == "fa2"

@@ -168,6 +168,9 @@ def arranged(one: Document) -> None:
     if not own and not templated:
         return
     seeing.by_default(one)
+    flash = one.options.get(("args", "flash_attn"))
+    if flash is not None and flash.value == []:  # the switch that it was up to 0.6
+        one.options["args", "flash_attn"] = OptionValue(flash.name, "fa2", flash.where)
     option = own[0] if own else "template"
     again = on("gradient_checkpointing") or not on("disable_gradient_checkpointing")
     added: dict[str, Any] = {"gradient_checkpointing": again}

@@ -221,15 +221,17 @@ def _whole(launch: Launch, variables: dict[str, Any]) -> None:
             machine.setdefault("world", every)
     if slots is not None and not machine.get("gpus_per_node", ("", "0"))[1].isdecimal():
         machine["gpus_per_node"] = slots  # of a variable that only the scheduler sets
+    visible = str(variables.get("CUDA_VISIBLE_DEVICES", ""))
+    seen = str(visible.count(",") + 1) if re.fullmatch(r"\d+(,\d+)*", visible) else None
     if "gpus_per_node" not in machine and "world" not in machine:
         if slots is not None:
             machine["gpus_per_node"] = slots
         elif gpus is not None and gpus[1].isdecimal():
             machine["world"] = gpus
-        else:
-            visible = variables.get("CUDA_VISIBLE_DEVICES")
-            if isinstance(visible, str) and re.fullmatch(r"\d+(,\d+)*", visible):
-                machine["gpus_per_node"] = ("CUDA_VISIBLE_DEVICES", str(visible.count(",") + 1))
+        elif seen is not None:
+            machine["gpus_per_node"] = ("CUDA_VISIBLE_DEVICES", seen)
+    elif seen is not None and machine.get("gpus_per_node", ("", ""))[1] in {"gpu", "auto"}:
+        machine["gpus_per_node"] = ("--nproc-per-node, all of CUDA_VISIBLE_DEVICES:", seen)
     for tool, options in launch.tools:
         if tool == "torchrun" and "nproc_per_node" not in options and "..." not in options and options:
             launch.notes.append(

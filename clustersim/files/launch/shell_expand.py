@@ -19,6 +19,8 @@ MOST = 2**16
 Variables: TypeAlias = dict[str, "str | list[str]"]
 UNKNOWN = re.compile(r"\$\{[^}]*\}")
 LONGEST_SUM = 1000
+_CHOICE = re.compile(r"\A([^?]+)\?([^:?]+):([^:?]+)\Z")
+"""One of two sums by a third: ``a>b?a:b``."""
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _PARAMETER = re.compile(
     r"(?P<count>#)?(?P<name>\w+|[@*#?])(?:\[(?P<at>[^\]]*)\])?(?P<op>:?[-=+?]|##?|%%?|//?|\^\^?|,,?|:|$)(?P<rest>.*)",
@@ -30,6 +32,14 @@ _SUMS: dict[type[ast.AST], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+}
+_COMPARED: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
 
 
@@ -292,8 +302,13 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
     """What a command says that only repeats, adds up or finds: ``echo``, ``expr``, ``cat <<``, ``which``."""
     if depth > DEPTH:
         raise ScenarioError(f"a script's {short(inside)!r} holds substitutions more than {DEPTH} deep")
-    parts = [token for token in tokens(inside.strip(), "a command") if token.text != ";"]
-    if not parts or any(token.kind == "operator" for token in parts):
+    parts = tokens(inside.strip(), "a command")
+    if any((token.kind == "operator" and token.text != ";") or token.text == "if" for token in parts):
+        from clustersim.files.launch.shell_output import printed  # conditions hold words, and words conditions
+
+        return printed(parts, variables, depth)
+    parts = [token for token in parts if token.text != ";"]
+    if not parts:
         return "${command}"
     if parts[0].text == "cat" and len(parts) == 2 and parts[1].body:
         return (parts[1].body if parts[1].plain else body(parts[1].body, variables)).rstrip("\n")
@@ -301,13 +316,44 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
         return "${command}"
     if (found := _SOUGHT.fullmatch(" ".join(token.text for token in parts))) is not None:
         return found["name"]  # where it lies tells nothing: programs are known by their last name
-    if parts[0].text not in {"echo", "expr"}:
+    if parts[0].text not in {"echo", "expr", "seq"}:
         return "${command}"
     words = [one for token in parts[1:] for one in fields(token.text, variables)]
     if parts[0].text == "echo":
-        return " ".join(word for word in words if word not in {"-n", "-e"})
+        return echoed(words)
+    if parts[0].text == "seq":
+        return _counted(words)
     total = sum_of(" ".join(words), variables, depth)
     return "${command}" if total is None else str(total)
+
+
+def echoed(words: list[str]) -> str:
+    """What ``echo`` prints of its words."""
+    return " ".join(word for word in words if word not in {"-n", "-e"})
+
+
+def _counted(words: list[str]) -> str:
+    """What ``seq`` prints: one number a line, or with ``-s`` something else between them.
+
+    >>> _counted(["-s,", "0", "3"]), _counted(["-s", " ", "2"]), _counted(["$N"])
+    ('0,1,2,3', '1 2', '${command}')
+    """
+    between = "\n"
+    if words[:1] == ["-s"]:
+        between, words = "".join(words[1:2]), words[2:]
+    elif words and words[0].startswith("-s"):
+        between, words = words[0][2:], words[1:]
+    if not 1 <= len(words) <= 3 or not all(re.fullmatch(r"-?\d{1,6}", word) for word in words):
+        return "${command}"
+    numbers = [int(word) for word in words]
+    first = numbers[0] if len(numbers) > 1 else 1
+    step = numbers[1] if len(numbers) == 3 else 1
+    return between.join(str(number) for number in ranged(first, numbers[-1], step)) if step else "${command}"
+
+
+def ranged(first: int, last: int, step: int) -> range:
+    """Whole numbers from the first to the last, which is among them."""
+    return range(first, last + (1 if step > 0 else -1), step)
 
 
 SUM = re.compile(r"\$\{sum:(\w+)\}")
@@ -343,7 +389,8 @@ def sum_of(text: str, variables: Variables, depth: int = 0) -> int | None:
         return None
     plain = _reckoned(text, variables, depth)
     try:
-        tree = ast.parse(plain.strip().replace("/", "//"), mode="eval").body if len(plain) < 200 else None
+        chosen = _CHOICE.sub(r"(\2) if (\1) else (\3)", plain.strip().replace("/", "//"))
+        tree = ast.parse(chosen, mode="eval").body if len(plain) < 200 else None
         return _of(tree)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, KeyError, MemoryError):
         return None
@@ -354,6 +401,10 @@ def _of(tree: ast.AST | None) -> int:
         return tree.value
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         return -_of(tree.operand)
+    if isinstance(tree, ast.IfExp):
+        return _of(tree.body if _of(tree.test) else tree.orelse)
+    if isinstance(tree, ast.Compare) and len(tree.ops) == 1:
+        return int(_COMPARED[type(tree.ops[0])](_of(tree.left), _of(tree.comparators[0])))
     if isinstance(tree, ast.BinOp):
         total = int(_SUMS[type(tree.op)](_of(tree.left), _of(tree.right)))
         if abs(total) < 2**63:

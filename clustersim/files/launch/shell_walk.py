@@ -11,11 +11,13 @@ from fnmatch import fnmatchcase
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
 from clustersim.files.launch import shell_blocks as grammar
-from clustersim.files.launch.shell_expand import UNKNOWN, Variables, fields, value
+from clustersim.files.launch.shell_expand import UNKNOWN, Variables, fields, ranged, value
 from clustersim.files.launch.shell_tests import arithmetic, compared
 
 STEPS = 20_000
 """Commands that a script may come to: loops of loops would take hours."""
+PASSES = 100
+"""Of a loop over more words, as over ``{1..1000}``, the first pass is read."""
 NESTED = 20
 """Functions, scripts and evaluated lines within each other."""
 
@@ -50,6 +52,25 @@ class Candidate:
     line: int
     variables: Variables
     rank: tuple[int, int]
+
+
+_RANGE = re.compile(r"\{(-?\d{1,4})\.\.(-?\d{1,4})(?:\.\.(-?\d{1,4}))?\}")
+_LIST = re.compile(r"([^\s{}$'\"]*)\{([^\s{}$'\"]*,[^\s{}$'\"]*)\}([^\s{}$'\"]*)")
+
+
+def braced(word: str) -> list[str]:
+    """The words that braces make of one.
+
+    >>> braced("{1..3}"), braced("{6..1..2}"), braced("lr{1,3}e-5"), braced("${A}"), braced("{1..$N}")
+    (['1', '2', '3'], ['6', '4', '2'], ['lr1e-5', 'lr3e-5'], ['${A}'], ['{1..$N}'])
+    """
+    if numbers := _RANGE.fullmatch(word):
+        first, last = int(numbers[1]), int(numbers[2])
+        step = abs(int(numbers[3] or 1)) or 1
+        return [str(number) for number in ranged(first, last, step if last >= first else -step)]
+    if listed := _LIST.fullmatch(word):
+        return [f"{listed[1]}{piece}{listed[3]}" for piece in listed[2].split(",")]
+    return [word]
 
 
 class Ended(Exception):
@@ -176,12 +197,14 @@ class BlockWalk(ABC):
                 return
 
     def _loop(self, loop: grammar.Loop) -> None:
-        words = None if loop.words is None else [one for word in loop.words for one in fields(word, self.variables)]
+        words = None
+        if loop.words is not None:
+            words = [one for word in loop.words for piece in braced(word) for one in fields(piece, self.variables)]
         if words is None or any(UNKNOWN.search(word) for word in words):
             self._once(loop)
             return
         before = len(self.candidates)
-        for word in words:
+        for word in words if len(words) <= PASSES else words[:1]:
             self.variables[loop.name] = word
             self.block(loop.body)
         if len(self.candidates) > before + 1:
