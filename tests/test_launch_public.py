@@ -401,3 +401,86 @@ def test_the_greater_of_two_sums():
 def test_flash_attn_of_earlier_llama_factory_is_a_switch():
     own = "--stage sft --do_train --finetuning_type full --flash_attn --cutoff_len 512 --bf16"
     assert fields(f"{SFT.replace('sft.py', 'src/train_bash.py')} {own}\n")["model.attention"] == "fa2"
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        """$(echo $CUDA_VISIBLE_DEVICES | tr ',' '\\n' | wc -l)""",
+        """$(echo "$CUDA_VISIBLE_DEVICES" | tr ',' ' ' | wc -w)""",
+        """$(awk -F',' '{print NF}' <<< "$CUDA_VISIBLE_DEVICES")""",
+        """`echo $CUDA_VISIBLE_DEVICES | awk -F, '{print NF}'`""",
+        "$(nvidia-smi -L | wc -l)",
+    ],
+)
+def test_ranks_that_a_script_counts(count):
+    words = SFT.replace("--nproc_per_node 2", "--nproc_per_node=$N") + " --bf16 --max_length 512\n"
+    made = read(f"export CUDA_VISIBLE_DEVICES=4,5,6\nN={count}\n{words}")
+    assert made.tables["cluster"]["gpus_per_node"] == 3
+    if "nvidia" not in count:
+        times = f"{words.strip()} --gradient_accumulation_steps $((24 / $N))\n"
+        had = read(f"export CUDA_VISIBLE_DEVICES=4,5,6\nN={count}\n{times}").tables["strategy"]
+        assert had["gradient_accumulation_steps"] == 8
+
+
+def test_ranks_that_only_running_tells_are_told():
+    words = SFT.replace("--nproc_per_node 2", "--nproc_per_node=$N") + " --bf16 --max_length 512\n"
+    told = "how many ranks --nproc-per-node starts only running tells"
+    assert told in " ".join(read(words).notes)
+    assert told not in " ".join(read(f"N=4\n{words}").notes)
+    with pytest.raises(ScenarioError, match="is a sum with what a command prints that is not run; write its value"):
+        read(f"N=$(nvidia-smi -L | wc -l)\n{words.strip()} --gradient_accumulation_steps $((16 / N))\n")
+
+
+def test_a_block_and_passes_of_the_trainer_are_no_nanogpt():
+    words = SFT.replace("sft.py", "train.py") + " --block_size 512 --gradient_accumulation_steps 4 --bf16"
+    had = read(words).tables
+    assert (had["model"]["name"], had["model"]["seq_len"]) == ("qwen3-4b", 512)
+    assert had["strategy"]["gradient_accumulation_steps"] == 4
+
+
+def test_a_line_of_a_written_file_that_only_running_tells():
+    script = """
+DATA=$(printf "  - path: %s\\n" a b)
+cat > own.yml << EOF
+base_model: Qwen/Qwen3-4B
+datasets:
+${DATA}
+sequence_len: 512
+micro_batch_size: 1
+optimizer: adamw_torch
+bf16: true
+EOF
+accelerate launch --num_processes 2 -m axolotl.cli.train own.yml
+"""
+    made = read(script)
+    assert made.tables["model"]["seq_len"] == 512
+    assert "what ${command} adds to own.yml only running tells" in " ".join(made.notes)
+
+
+@pytest.mark.parametrize(
+    ("said", "length"),
+    [
+        ("declare -A LONG=([7b]=512 [13b]=1024)\nSIZE=13b\nS=${LONG[$SIZE]}", 1024),
+        ('declare -A LONG\nLONG[7b]=512\nLONG["13b"]=1024\nSIZE=7b\nS=${LONG["$SIZE"]}', 512),
+        ("read -r S M <<< '512 8 9'", 512),
+        ("IFS=: read -ra ALL <<< 256:512\nS=${ALL[1]}", 512),
+        ('S=$(echo "2 * 256" | bc)', 512),
+        ('H=256\nS=$(bc <<< "2*$H")', 512),
+    ],
+)
+def test_values_that_a_script_looks_up_or_works_out(said, length):
+    assert fields(f"{said}\n{SFT} --bf16 --max_length $S\n")["model.seq_len"] == length
+
+
+def test_what_a_list_by_words_lacks_is_asked_for():
+    with pytest.raises(ScenarioError, match=r"LONG.* is set nowhere in the script; write its value"):
+        read(f"declare -A LONG=([7b]=512)\nS=${{LONG[70b]}}\n{SFT} --bf16 --max_length $S\n")
+    with pytest.raises(ScenarioError, match="is a sum that is not worked out; write its value"):
+        read(f"{SFT} --bf16 --max_length $((2 ** 9))\n")
+
+
+def test_read_counts_the_devices_that_a_text_lists():
+    words = SFT.replace("--nproc_per_node 2", "--nproc_per_node ${#IDS[@]}") + " --bf16 --max_length 512\n"
+    made = read(f'GPUS="0, 1, 2, 3"\nIFS="," read -r -a IDS <<< "$GPUS"\n{words}')
+    assert made.tables["cluster"]["gpus_per_node"] == 4

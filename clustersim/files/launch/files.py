@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.texts import Table, json_table, shown, text_of, toml
+from clustersim.core.texts import Table, json_table, short, shown, text_of, toml
 from clustersim.core.yamls import yaml_table
 from clustersim.files.launch import (
     colossal_words,
@@ -312,9 +312,15 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     )
     for file, lines in script.written.items():
         if re.search(r"\.(json|ya?ml|toml)$", file) or _hosts(lines):
-            inner = document(lines, file)
+            inner = document(_UNTOLD.sub("", lines), file)
             parsed.written.append(inner)
+            if untold := sorted(set(_UNTOLD.findall(lines))):
+                parsed.notes.append(f"{name}: what {', '.join(untold)} adds to {short(file)} only running tells")
     return parsed
+
+
+_UNTOLD = re.compile(r"^[ \t]*(\$\{\w+\})[ \t]*$", re.MULTILINE)
+"""A line of a file that a script writes, of which nobody says what it holds: a list of data sets that a loop makes."""
 
 
 def _arguments(arguments: list[str], text: str, made: Document) -> None:

@@ -230,8 +230,15 @@ def _whole(launch: Launch, variables: dict[str, Any]) -> None:
             machine["world"] = gpus
         elif seen is not None:
             machine["gpus_per_node"] = ("CUDA_VISIBLE_DEVICES", seen)
-    elif seen is not None and machine.get("gpus_per_node", ("", ""))[1] in {"gpu", "auto"}:
-        machine["gpus_per_node"] = ("--nproc-per-node, all of CUDA_VISIBLE_DEVICES:", seen)
+    ranks = machine.get("gpus_per_node") or machine.get("world")
+    if ranks is not None and not ranks[1].isdecimal():
+        if seen is not None and "gpus_per_node" in machine:  # torchrun's gpu and auto, or a count of what is seen
+            machine["gpus_per_node"] = (f"{ranks[0]}, all of CUDA_VISIBLE_DEVICES:", seen)
+        elif ranks[1] not in {"gpu", "auto"}:
+            launch.notes.append(
+                f"how many ranks {ranks[0]} starts only running tells; all GPUs of each node are taken, or what "
+                "--gpus-per-node says"
+            )
     for tool, options in launch.tools:
         if tool == "torchrun" and "nproc_per_node" not in options and "..." not in options and options:
             launch.notes.append(

@@ -23,6 +23,8 @@ CHARACTERS = {"shakespeare_char": 65}
 """Vocabularies of nanoGPT's data sets by characters (``data/shakespeare_char/prepare.py``)."""
 WORDS = ("openwebtext", "shakespeare")
 """Its data sets in GPT-2's tokens."""
+TRAINERS = {"per_device_train_batch_size", "model_name_or_path", "num_train_epochs", "output_dir"}
+"""Names of Hugging Face's Trainer, which has a block_size and gradient_accumulation_steps too."""
 OF_GPT2 = {
     "gpt2": (12, 12, 768),
     "gpt2-medium": (24, 16, 1024),
@@ -38,7 +40,8 @@ def is_launch(document: Document) -> bool:
     names = {name for at, name in document.options if at == "args"}
     named = document.options.get(("args", "config"))
     has_file = named is not None and str(named.value).endswith(".py")
-    return document.program.endswith(PROGRAM) and (has_file or len(names & set(TELLING)) >= ENOUGH)
+    own = len(names & set(TELLING)) >= ENOUGH and not names & TRAINERS
+    return document.program.endswith(PROGRAM) and (has_file or own)
 
 
 def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:

@@ -14,7 +14,7 @@ from clustersim.core.texts import short
 from clustersim.files.launch import primus_commands
 from clustersim.files.launch import shell_blocks as grammar
 from clustersim.files.launch.shell_directives import LAUNCHERS, directed_options
-from clustersim.files.launch.shell_expand import UNKNOWN, body, fields, items, sum_of, text_of, value
+from clustersim.files.launch.shell_expand import UNKNOWN, body, by_key, fields, items, sum_of, text_of, value
 from clustersim.files.launch.shell_tests import arithmetic
 from clustersim.files.launch.shell_walk import ASSIGNMENT, NESTED, BlockWalk, Candidate, Ended, Script
 from clustersim.files.launch.shell_words import tokens
@@ -161,12 +161,15 @@ class _Reader(BlockWalk):
         before = self.variables.get(name)
         if written.startswith("("):
             made = items(written[1:-1], self.variables)
+            self.variables |= {f"{name}[{key}]": one for key, one in by_key(written[1:-1], self.variables).items()}
             self.variables[name] = (
                 ([before] if isinstance(before, str) else list(before or [])) + made if more else made
             )
         elif index is not None:
             listed = [before] if isinstance(before, str) else list(before or [])
             place = sum_of(index, self.variables)
+            if place is None:
+                self.variables[f"{name}[{value(index, self.variables)}]"] = value(written, self.variables)
             if place is not None and 0 <= place < 10_000:
                 listed += [""] * (place + 1 - len(listed))
                 listed[place] = value(written, self.variables)
@@ -260,6 +263,9 @@ class _Reader(BlockWalk):
 
     def _files(self, command: grammar.Command, words: list[str]) -> None:
         """Files that a command writes from lines in the script, and variables that it reads from them."""
+        for mark, target, *_ in command.files:
+            if mark == "<<<" and words[:1] == ["read"]:
+                self._read_words(words[1:], value(target, self.variables))
         texts = [
             lines if plain else body(lines, self.variables)
             for mark, _, lines, plain in command.files
@@ -278,6 +284,21 @@ class _Reader(BlockWalk):
             self.text(texts[0], f"{self.where} (line {command.line})")
         elif name == "read" and words[-1:] and re.fullmatch(r"[A-Za-z_]\w*", words[-1]):
             self.variables[words[-1]] = texts[0].strip("\n")
+
+    def _read_words(self, words: list[str], text: str) -> None:
+        """``read -ra NAMES <<< text``: the pieces between ``IFS``, a list or a variable each."""
+        flags = [word for word in words if word.startswith("-")]
+        names = [word for word in words if not word.startswith("-")]
+        between = text_of(self.variables.get("IFS", "")).strip() or None
+        pieces = [piece.strip() for piece in text.split(between)]
+        if UNKNOWN.search(text) or not all(re.fullmatch("-[ra]+", flag) for flag in flags):
+            for name in names:
+                self.variables.pop(name, None)
+        elif names and any("a" in flag for flag in flags):
+            self.variables[names[0]] = pieces
+        elif names:
+            last = (between or " ").join(pieces[len(names) - 1 :])
+            self.variables |= dict(zip(names, [*pieces[: len(names) - 1], last], strict=False))
 
     def _edited(self, command: grammar.Command, words: list[str]) -> None:
         """``sed s/A/B/ TEMPLATE | sed ... > FILE``: a file made of one that was given, where words are exchanged."""

@@ -119,6 +119,13 @@ def items(inside: str, variables: Variables) -> list[str]:
     return found
 
 
+def by_key(inside: str, variables: Variables) -> dict[str, str]:
+    """Of a list between brackets, what has a word for its place: ``[7b]=32``."""
+    pairs = [re.fullmatch(r"\[([^\]]*)\]=(.*)", token.text, re.DOTALL) for token in tokens(inside, "a list")]
+    keyed = {value(pair[1], variables): value(pair[2], variables) for pair in pairs if pair}
+    return {key: held for key, held in keyed.items() if not key.isdecimal()}
+
+
 def text_of(held: str | list[str]) -> str:
     """A variable's value as one text."""
     return held if isinstance(held, str) else " ".join(held)
@@ -215,7 +222,10 @@ def _parameter(inside: str, variables: Variables, depth: int) -> str | list[str]
         return unknown
     held = variables.get(parts["name"])
     index = parts["at"]
-    if isinstance(held, list) and index not in {"@", "*"} and parts["name"] not in "@*":
+    keyed = variables.get(f"{parts['name']}[{value(index, variables)}]") if index else None
+    if keyed is not None:
+        held = keyed
+    elif isinstance(held, list) and index not in {"@", "*"} and parts["name"] not in "@*":
         place = sum_of(index, variables, depth) if index else 0
         held = (
             held[place] if place is not None and -len(held) <= place < len(held) else "" if place is not None else None
@@ -303,7 +313,7 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
     if depth > DEPTH:
         raise ScenarioError(f"a script's {short(inside)!r} holds substitutions more than {DEPTH} deep")
     parts = tokens(inside.strip(), "a command")
-    if any((token.kind == "operator" and token.text != ";") or token.text == "if" for token in parts):
+    if any((token.kind == "operator" and token.text != ";") or token.text in {"if", "<<<"} for token in parts):
         from clustersim.files.launch.shell_output import printed  # conditions hold words, and words conditions
 
         return printed(parts, variables, depth)

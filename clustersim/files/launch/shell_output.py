@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from clustersim.core.errors import ScenarioError
 from clustersim.files.launch import shell_blocks as grammar
-from clustersim.files.launch.shell_expand import UNKNOWN, Variables, echoed, fields, value
+from clustersim.files.launch.shell_expand import UNKNOWN, Variables, echoed, fields, sum_of, value
 from clustersim.files.launch.shell_tests import arithmetic, compared
 from clustersim.files.launch.shell_words import Token
 
@@ -35,10 +37,14 @@ def _follow(block: grammar.Block, variables: Variables, lines: list[str]) -> boo
     match block:
         case grammar.Sequence():
             answer = True
+            said = len(lines)
             for before, one in block.items:
-                if before in {"|", "|&", "&"}:
+                if before == "|":
+                    lines[said:] = [_filtered(one, "\n".join(lines[said:]), variables)]
+                elif before in {"|&", "&"}:
                     raise _NotSaidError("${command}")
-                if (before != "&&" or answer) and (before != "||" or not answer):
+                elif (before != "&&" or answer) and (before != "||" or not answer):
+                    said = len(lines)
                     answer = _follow(one, variables, lines)
             return answer
         case grammar.Choice():
@@ -61,6 +67,10 @@ def _follow(block: grammar.Block, variables: Variables, lines: list[str]) -> boo
 
 def _command(command: grammar.Command, variables: Variables, lines: list[str]) -> bool:
     name, *words = command.words or ("",)
+    if [mark for mark, *_ in command.files] == ["<<<"]:
+        read = value(command.files[0][1], variables)
+        lines.append(_filtered(grammar.Command(command.words, command.line), read, variables))
+        return True
     if command.files:
         raise _NotSaidError("${command}")
     if name in {"[", "test"}:
@@ -80,3 +90,29 @@ def _decided(answer: bool | None, words: list[str], variables: Variables) -> boo
         lacking = next((found[0] for word in words if (found := UNKNOWN.search(value(word, variables)))), "${command}")
         raise _NotSaidError(lacking)
     return answer
+
+
+_COUNTED_FIELDS = re.compile(r"\{ *print +NF *;? *\}")
+
+
+def _filtered(block: grammar.Block, text: str, variables: Variables) -> str:
+    """What ``tr``, ``wc``, ``awk '{print NF}'`` and ``bc`` make of a text: how scripts count and divide GPUs."""
+    if not isinstance(block, grammar.Command) or block.files or not block.words:
+        raise _NotSaidError("${command}")
+    unknown = UNKNOWN.search(text)
+    if unknown:
+        raise _NotSaidError(unknown[0])
+    name, *words = [one for word in block.words for one in fields(word, variables)]
+    if name == "tr" and len(words) == 2:
+        old, new = (word.replace("\\n", "\n") for word in words)
+        if len(old) == len(new) == 1:
+            return text.replace(old, new)
+    elif name == "wc" and words in (["-l"], ["-w"]):
+        return str(len(text.split()) if words == ["-w"] else text.count("\n") + 1)
+    elif name == "bc" and not words and (total := sum_of(text, variables)) is not None:
+        return str(total)
+    elif name == "awk" and words and _COUNTED_FIELDS.fullmatch(words[-1]):
+        between = "".join(words[:-1])
+        if re.fullmatch(r"-F[^\s\\|.*+?^$()\[\]]", between):
+            return "\n".join(str(len(line.split(between[2:]))) for line in text.split("\n"))
+    raise _NotSaidError("${command}")

@@ -241,14 +241,19 @@ def _unset(value: str) -> str:
 
     >>> _unset("${TP}"), _unset("${2}")
     ("'${TP}' is set nowhere in the script", '$2 is an argument of the script, which nobody says')
-    >>> _unset("${sum:1}")
-    'is a sum with $1, an argument of the script, which nobody says'
+    >>> _unset("${sum:1}"), _unset("${command}")
+    ('is a sum with $1, an argument of the script, which nobody says', 'is what a command prints that is not run')
     """
     total = SUM.fullmatch(value)
     name = total[1] if total else value.strip("${}")
     if name.isdecimal():
         argument = "an argument of the script, which nobody says"
         return f"is a sum with ${name}, {argument}" if total else f"${name} is {argument}"
+    if name == "command":
+        printed = "what a command prints that is not run"
+        return f"is a sum with {printed}" if total else f"is {printed}"
+    if name == "arithmetic":
+        return "is a sum that is not worked out"
     nowhere = "is set nowhere in the script"
     return f"is a sum with {name}, which {nowhere}" if total else f"{shown(value)} {nowhere}"
 
