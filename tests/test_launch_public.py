@@ -484,3 +484,17 @@ def test_read_counts_the_devices_that_a_text_lists():
     words = SFT.replace("--nproc_per_node 2", "--nproc_per_node ${#IDS[@]}") + " --bf16 --max_length 512\n"
     made = read(f'GPUS="0, 1, 2, 3"\nIFS="," read -r -a IDS <<< "$GPUS"\n{words}')
     assert made.tables["cluster"]["gpus_per_node"] == 4
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        "mpirun -np 8 -npernode 8 -x NCCL_IB_DISABLE=1 -x PATH python",
+        "srun --nodes 1 --ntasks-per-node 8 --export=ALL,NCCL_IB_DISABLE=1 python",
+        "srun --nodes 1 singularity exec --nv --env NCCL_IB_DISABLE=1 here.sif torchrun --nproc_per_node 8",
+        "env NCCL_IB_DISABLE=1 torchrun --nproc_per_node 8",
+    ],
+)
+def test_variables_that_a_command_hands_on_are_told(ahead):
+    made = read(f"{ahead} {SFT.partition('--nproc_per_node 2 ')[2]} --bf16 --max_length 512\n")
+    assert "NCCL_IB_DISABLE=1 is not played" in " ".join(made.notes)

@@ -57,6 +57,18 @@ def unplayed(variables: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+_AMONG = re.compile(r"(?:^|[,=])(NCCL_\w+|CUDA_\w+)=([^,]*)")
+
+
+def among(words: list[str]) -> dict[str, str]:
+    """Variables of NCCL and CUDA that a command hands on: of mpirun's ``-x``, of a container's ``--env``, of srun.
+
+    >>> among(["mpirun", "-x", "NCCL_ALGO=Ring", "--export=ALL,NCCL_PROTO=LL", "python"])
+    {'NCCL_ALGO': 'Ring', 'NCCL_PROTO': 'LL'}
+    """
+    return {name: value for word in words for name, value in _AMONG.findall(word)}
+
+
 def set_by(program: ast.Module) -> dict[str, str]:
     """Texts that a program puts under names: in a table, or as ``os.environ["NAME"] = "1"``.
 

@@ -296,7 +296,8 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
         raise ScenarioError(f"{name}: {other.refusal}")
     launch = launchers.taken(script.command, script.directives, script.variables)
     parsed = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read, alone=launch.alone)
-    parsed.notes += [f"{name}: {note}" for note in [*launch.notes, *environment.unplayed(script.variables)]]
+    set_for_all = {**script.variables, **environment.among(script.command)}
+    parsed.notes += [f"{name}: {note}" for note in [*launch.notes, *environment.unplayed(set_for_all)]]
     parsed.environment = environment.handed_on(text, script.variables)
     for field_name, (option, value) in launch.machine.items():
         parsed.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))
