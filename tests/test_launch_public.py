@@ -423,6 +423,13 @@ def test_ranks_that_a_script_counts(count):
         assert had["gradient_accumulation_steps"] == 8
 
 
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("starts", ["accelerate launch sft.py", "torchrun --nproc_per_node=gpu sft.py"])
+def test_ranks_are_those_of_the_gpus_that_are_seen(name, starts):
+    words = f"{starts} {SFT.partition('sft.py ')[2]} --bf16 --max_length 512\n"
+    assert read(f"export {name}=0,1,2,3\n{words}").tables["cluster"]["gpus_per_node"] == 4
+
+
 def test_ranks_that_only_running_tells_are_told():
     words = SFT.replace("--nproc_per_node 2", "--nproc_per_node=$N") + " --bf16 --max_length 512\n"
     told = "how many ranks --nproc-per-node starts only running tells"

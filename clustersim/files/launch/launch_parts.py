@@ -22,6 +22,7 @@ from clustersim.files.launch import (
     verl,
 )
 from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents
+from clustersim.files.launch.launcher_sizes import VISIBLE
 from clustersim.files.launch.options import ScenarioFields, refuse, renamed, together
 from clustersim.files.launch.table import FrameworkTable, load
 from clustersim.files.launch.whose import framework_of
@@ -116,4 +117,4 @@ def _unlaunched(read: Sequence[Document], table: FrameworkTable, fields: Scenari
 def _seen(file: Document) -> OptionValue | None:
     """Several GPUs that a process sees, and of which nobody says that each is a rank."""
     ranks = file.machine.get("cluster.gpus_per_node")
-    return ranks if ranks is not None and ranks.name == "CUDA_VISIBLE_DEVICES" and str(ranks.value) != "1" else None
+    return ranks if ranks is not None and ranks.name in VISIBLE and str(ranks.value) != "1" else None

@@ -57,6 +57,10 @@ ON_MANY = {"hostfile", "num_nodes", "include", "..."}
 alone (deepspeed/launcher/runner.py ``fetch_hostfile``)."""
 
 
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that list the GPUs which a process sees; PyTorch for AMD's GPUs reads each of them."""
+
+
 def say_machine(launch: Launch, variables: dict[str, Any]) -> None:
     """Put what launchers, schedulers and ``variables`` say of nodes and ranks into ``launch``, and notes."""
     _submitted(launch)
@@ -221,19 +225,19 @@ def _whole(launch: Launch, variables: dict[str, Any]) -> None:
             machine.setdefault("world", every)
     if slots is not None and not machine.get("gpus_per_node", ("", "0"))[1].isdecimal():
         machine["gpus_per_node"] = slots  # of a variable that only the scheduler sets
-    visible = str(variables.get("CUDA_VISIBLE_DEVICES", ""))
-    seen = str(visible.count(",") + 1) if re.fullmatch(r"\d+(,\d+)*", visible) else None
+    listing = next((name for name in VISIBLE if re.fullmatch(r"\d+(,\d+)*", str(variables.get(name)))), None)
+    seen = None if listing is None else (listing, str(str(variables[listing]).count(",") + 1))
     if "gpus_per_node" not in machine and "world" not in machine:
         if slots is not None:
             machine["gpus_per_node"] = slots
         elif gpus is not None and gpus[1].isdecimal():
             machine["world"] = gpus
         elif seen is not None:
-            machine["gpus_per_node"] = ("CUDA_VISIBLE_DEVICES", seen)
+            machine["gpus_per_node"] = seen
     ranks = machine.get("gpus_per_node") or machine.get("world")
     if ranks is not None and not ranks[1].isdecimal():
         if seen is not None and "gpus_per_node" in machine:  # torchrun's gpu and auto, or a count of what is seen
-            machine["gpus_per_node"] = (f"{ranks[0]}, all of CUDA_VISIBLE_DEVICES:", seen)
+            machine["gpus_per_node"] = (f"{ranks[0]}, all of {seen[0]}:", seen[1])
         elif ranks[1] not in {"gpu", "auto"}:
             launch.notes.append(
                 f"how many ranks {ranks[0]} starts only running tells; all GPUs of each node are taken, or what "

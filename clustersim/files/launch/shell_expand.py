@@ -316,7 +316,7 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
     if any((token.kind == "operator" and token.text != ";") or token.text in {"if", "<<<"} for token in parts):
         from clustersim.files.launch.shell_output import printed  # conditions hold words, and words conditions
 
-        return printed(parts, variables, depth)
+        return printed(parts, variables)
     parts = [token for token in parts if token.text != ";"]
     if not parts:
         return "${command}"

@@ -15,11 +15,11 @@ class _NotSaidError(Exception):
     """What is printed hangs on what the script does not say, which the argument names."""
 
 
-def printed(found: list[Token], variables: Variables, depth: int) -> str:
+def printed(found: list[Token], variables: Variables) -> str:
     """What commands print, or a word that names what they hang on and nobody says.
 
     >>> from clustersim.files.launch.shell_words import tokens
-    >>> [printed(tokens("[ $TP -gt 1 ] && echo --sp", ""), said, 0) for said in ({"TP": "2"}, {"TP": "1"}, {})]
+    >>> [printed(tokens("[ $TP -gt 1 ] && echo --sp", ""), said) for said in ({"TP": "2"}, {"TP": "1"}, {})]
     ['--sp', '', '${TP}']
     """
     try:

@@ -15,6 +15,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch import seeing
 from clustersim.files.launch.files import Document, OptionValue
+from clustersim.files.launch.launcher_sizes import VISIBLE
 from clustersim.files.launch.whose import SWIFT, SWIFT_MODULES, SWIFT_TUNERS
 
 COMMANDS = ("swift sft", "swift pt")
@@ -220,7 +221,7 @@ def _refuse_placed(command: Document) -> None:
     said = None if ranks is None else (ranks.name, str(ranks.value))
     launcher = str(getattr(command.options.get(("args", "launcher")), "value", ""))
     bare = command.program in COMMANDS or (command.program in SWIFT and launcher.startswith("python"))
-    if bare and (said is None or (said[0] == "CUDA_VISIBLE_DEVICES" and said[1] != "1")):
+    if bare and (said is None or (said[0] in VISIBLE and said[1] != "1")):
         raise ScenarioError(
             f"{command.name}: {command.program} without NPROC_PER_NODE is one process, which places layers over the "
             "GPUs it sees (device_map), which is not played; say NPROC_PER_NODE, or one GPU in CUDA_VISIBLE_DEVICES"
