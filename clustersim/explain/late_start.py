@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.core.arrays import Floats
+from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.columns import did
 from clustersim.explain.dimensions import dimension
@@ -48,51 +50,73 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
     Times are those of the first rank that runs backward ops.
     """
     ops = timeline.ops
-    rank = int(np.argmax(did(timeline, np.array([op.phase == "backward" for op in ops], dtype=bool))))
+    rank = int(np.argmax(did(timeline, of_each(ops, lambda op: op.phase == "backward", bool))))
     spans = timeline.spans([rank])
     inside = (spans["end"] > cut.begin) & (spans["ready"] < cut.end)
     op_of = spans["op"]
-    step = np.array([op.step for op in ops], dtype=np.int64)[op_of]
-    backward, forward = (
-        np.array([op.phase == p for op in ops], dtype=bool)[op_of] & inside for p in ("backward", "forward")
-    )
-    updates = np.array([op.phase == "optimizer" for op in ops], dtype=bool)[op_of] & inside
-    talks = np.array([op.kind != "compute" for op in ops], dtype=bool)[op_of] & inside
-    carries = np.array([reduces(op) for op in ops], dtype=bool)[op_of] & talks
+    phase = of_each(ops, lambda op: op.phase, np.str_)[op_of]
+    backward = (phase == "backward") & inside
+    forward = (phase == "forward") & inside
+    updates = (phase == "optimizer") & inside
+    talks = of_each(ops, lambda op: op.kind != "compute", bool)[op_of] & inside
+    carries = of_each(ops, reduces, bool)[op_of] & talks
+    busy = _BusyTime(spans["start"][talks], spans["end"][talks])
     starts = {}
-    for s in np.unique(step[inside]).tolist():
-        back = np.flatnonzero(backward & (step == s))
-        sent = np.flatnonzero(carries & (step == s))
+    for s, own in _by_step(of_each(ops, lambda op: op.step, np.int64)[op_of], inside):
+        back = own[backward[own]]
+        sent = own[carries[own]]
         if not len(back):
             continue
         sent = sent[spans["ready"][sent] >= spans["start"][back[0]]]
         if not len(sent):
             continue
         first = int(sent[np.argmin(spans["ready"][sent])])
-        if (updates & (step == s) & (spans["end"] <= spans["ready"][first])).any():
+        if (updates[own] & (spans["end"][own] <= spans["ready"][first])).any():
             continue  # what is sent behind the update is no gradient, and could not have been sent beside backward
-        ahead = np.flatnonzero(forward & (step == s) & (spans["start"] < spans["ready"][first]))
+        ahead = own[forward[own] & (spans["start"][own] < spans["ready"][first])]
         if len(ahead):
             back = back[spans["start"][back] >= spans["start"][ahead[-1]]]
         if not len(back):
             continue
         begin = float(spans["end"][back[0]])
         end = float(spans["ready"][first])
-        busy = _covered(spans["start"][talks], spans["end"][talks], begin, end)
         length = float(spans["end"][back[-1]] - spans["start"][back[0]])
-        starts[s] = LateStart(max(0.0, end - begin - busy), int(op_of[first]), rank, begin, end, length)
+        idle = max(0.0, end - begin - busy.within(begin, end))
+        starts[s] = LateStart(idle, int(op_of[first]), rank, begin, end, length)
     return starts
 
 
-def _covered(start: Floats, end: Floats, begin: float, stop: float) -> float:
-    """Seconds of [begin, stop] in which at least one of these intervals is open."""
-    order = np.argsort(start, kind="stable")
-    total = 0.0
-    reached = begin
-    for low, high in zip(start[order].tolist(), end[order].tolist(), strict=True):
-        low = max(low, reached)
-        high = min(high, stop)
-        if high > low:
-            total += high - low
-        reached = max(reached, high)
-    return total
+def _by_step(step: Ints, inside: Bools) -> Iterator[tuple[int, Ints]]:
+    """Of spans inside the window: each step, and the places of its spans, ascending."""
+    places = np.flatnonzero(inside)
+    places = places[np.argsort(step[places], kind="stable")]
+    steps, first = np.unique(step[places], return_index=True)
+    for s, begin, end in zip(steps.tolist(), first.tolist(), [*first[1:].tolist(), len(places)], strict=False):
+        yield s, places[begin:end]
+
+
+class _BusyTime:
+    """When at least one of these intervals is open: (n,) float [s] each, sorted once for many questions."""
+
+    def __init__(self, start: Floats, end: Floats) -> None:
+        order = np.argsort(start, kind="stable")
+        self._start = start[order]
+        self._end = end[order]
+        self._until = np.maximum.accumulate(self._end)
+
+    def within(self, begin: float, stop: float) -> float:
+        """Seconds of [begin, stop] in which one is open."""
+        near = self._near(begin, stop)
+        total = 0.0
+        reached = begin
+        for low, high in zip(self._start[near].tolist(), self._end[near].tolist(), strict=True):
+            low = max(low, reached)
+            high = min(high, stop)
+            if high > low:
+                total += high - low
+            reached = max(reached, high)
+        return total
+
+    def _near(self, begin: float, stop: float) -> slice:
+        """Places of those that may be open between two times [s]."""
+        return slice(int(np.searchsorted(self._until, begin, side="right")), int(np.searchsorted(self._start, stop)))
