@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clustersim.core.blocks import columns
 from clustersim.core.program import Compute, Program, Role
-from clustersim.core.timeline import alike
+from clustersim.core.timeline import alike, step_ends
 from clustersim.engine import rows, simulate
 from clustersim.explain.bounds import bounds
 from clustersim.explain.breakdown import breakdown
@@ -87,6 +87,7 @@ def test_spans_sums_and_classes_do_not_depend_on_how_a_run_is_kept(program, rank
         np.testing.assert_allclose(one.per_op()[name], column, rtol=1e-12)
     assert [column.tolist() for column in alike(one)] == [column.tolist() for column in alike(other)]
     assert one.ranks_per_op(5).tolist() == other.ranks_per_op(5).tolist()
+    assert step_ends(one).tolist() == step_ends(other).tolist()
 
 
 @given(programs(), st.integers(1, 40))

@@ -8,9 +8,12 @@ import pytest
 import clustersim
 from clustersim.core.blocks import Column
 from clustersim.core.sheets import BlockColumns
+from clustersim.core.timeline import step_ends
 from clustersim.explain import columns, hotspots
+from clustersim.explain.breakdown import steady_pieces
 from clustersim.explain.columns import OpColumns, RankSubset
 from clustersim.explain.critical_path import critical_path
+from clustersim.explain.late_start import _BusyTime, late_starts
 from clustersim.explain.pace import skews
 
 
@@ -152,3 +155,37 @@ def test_numbers_of_ranks_are_looked_up_once_for_each_array_of_them(monkeypatch)
     assert len(asked) == len(arrays) < len(timeline.ops) / 4
     for op, column in enumerate(columns_of_all):
         np.testing.assert_array_equal(some.column(op, "start"), column[[1, 2, 6]])
+
+
+def test_the_end_of_a_step_is_read_off_its_last_ops(monkeypatch):
+    run = clustersim.load("ddp_resnet50_1x8_v100", {"run.steps": 4, "run.jitter": 0.02}).run().timeline
+    looked = []
+    plain = Column.all.fget
+    monkeypatch.setattr(Column, "all", property(lambda column: looked.append(0) or plain(column)))
+    ends = step_ends(run)
+    assert 4 <= len(looked) <= 40 < len(run.blocks) / 10
+    spans = run.spans()
+    step = np.array([op.step for op in run.ops])[spans["op"]]
+    for s in range(4):
+        own = step == s
+        assert [spans["end"][own & (spans["rank"] == rank)].max() for rank in range(8)] == ends[s].tolist()
+
+
+def test_time_in_which_something_is_sent_is_asked_of_what_is_near(monkeypatch):
+    draw = np.random.default_rng(0)
+    start = draw.random(300)
+    end = start + draw.random(300) / 50
+    busy = _BusyTime(start, end)
+    for begin, stop in np.sort(draw.random((50, 2)), axis=1).tolist():
+        moments = np.unique(np.clip([*start, *end, begin, stop], begin, stop))
+        middles = (moments[1:] + moments[:-1]) / 2
+        open_then = ((start[:, None] < middles) & (middles < end[:, None])).any(axis=0)
+        assert busy.within(begin, stop) == pytest.approx(np.diff(moments)[open_then].sum(), rel=1e-12)
+    looked = []
+    plain = _BusyTime._near
+    monkeypatch.setattr(_BusyTime, "_near", lambda *window: looked.append(plain(*window)) or looked[-1])
+    run = clustersim.load("ddp_gpt2_xl_2x8_a100", {"run.steps": 8, "run.jitter": 0.02}).run().timeline
+    starts = late_starts(run, steady_pieces(run))
+    reduced = sum(op.kind == "all_reduce" for op in run.ops)
+    assert len(looked) == len(starts) >= 6
+    assert sum(near.stop - near.start for near in looked) <= reduced / 10 + len(starts)

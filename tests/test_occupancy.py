@@ -24,7 +24,7 @@ def held_spans(begin, end):
     made = columns([*begin, *end], [None] * (2 * count))
     of_ops = zip(made[:count], made[count:], strict=True)
     blocks = [Block(op, np.arange(ranks), (left, left, right)) for op, (left, right) in enumerate(of_ops)]
-    all_columns = BlockColumns(blocks)
+    all_columns = BlockColumns(blocks, np.arange(count))
     return [(ColumnGlance(np.arange(ranks), all_columns), tuple(all_columns.which[1:]))]
 
 

@@ -148,17 +148,6 @@ def _column(values: Floats, meetings: Meetings | None, low: float, high: float, 
     return Column(values[meetings[0]], meetings[1], low, high, mean)
 
 
-def totals(blocks: Sequence[Block]) -> tuple[Ints, Floats, Floats, Floats, Floats]:
-    """Of each block: op, time from start to end summed over ranks, first ready, first start, last end [s]."""
-    op_of = np.array([block.op for block in blocks], dtype=np.int64)
-    facts = [
-        (len(b.ranks) * (b.columns[2].mean - b.columns[1].mean), b.columns[0].low, b.columns[1].low, b.columns[2].high)
-        for b in blocks
-    ]
-    seconds, ready, start, end = np.array(facts, dtype=np.float64).reshape(-1, 4).T
-    return op_of, seconds, ready, start, end
-
-
 class RankSets:
     """Sets of ranks with ids, equal sets with equal ones."""
 

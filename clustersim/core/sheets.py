@@ -8,6 +8,7 @@ ranks that did the same ops, a few megabytes at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import msgspec
@@ -48,11 +49,15 @@ class Shelf:
     def __init__(self, rows: Rows, blocks: Sequence[Block], world_size: int) -> None:
         self._rows = rows
         self._world = world_size
-        self._of: dict[int, list[Block]] = {}
-        for block in blocks:
-            self._of.setdefault(id(block.ranks), []).append(block)
+        self._blocks = blocks
         self._kind = self._kinds()
-        self._columns: dict[int, BlockColumns] = {}  # by the blocks of the same ranks
+
+    @cached_property
+    def columns(self) -> list[BlockColumns]:
+        """The blocks, those of the same ranks together."""
+        whose, of = _distinct([block.ranks for block in self._blocks])
+        lots = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of, minlength=len(whose)))[:-1])
+        return [BlockColumns([self._blocks[i] for i in lot.tolist()], lot) for lot in lots if len(lot)]
 
     def _kinds(self) -> Marks:
         """(world_size,) a number for each rank, equal for those that did the same ops as often."""
@@ -64,8 +69,8 @@ class Shelf:
         np.add.at(of_set, set_of, of_op[op])
         for ranks, mark in zip(sets, of_set, strict=True):
             kinds[ranks] += mark
-        for blocks in self._of.values():
-            kinds[blocks[0].ranks] += draw.integers(2**63, dtype=np.uint64)
+        for blocks in self.columns:
+            kinds[blocks.ranks] += draw.integers(2**63, dtype=np.uint64)
         return kinds
 
     def courses(self) -> Marks:
@@ -76,11 +81,11 @@ class Shelf:
         mark = draw.integers(2**63, size=len(sets), dtype=np.uint64)
         for s in np.unique(set_of).tolist():
             courses[sets[s]] += mark[s]
-        for blocks in self._of.values():  # and where each has its own times, when those are the same bits
-            ranks = blocks[0].ranks
+        for blocks in self.columns:  # and where each has its own times, when those are the same bits
+            ranks = blocks.ranks
             courses[ranks] += draw.integers(2**63, dtype=np.uint64)
             # A column that several blocks share tells nothing new the second time.
-            distinct = list({id(c): c for block in blocks for c in block.columns if c.wide}.values())
+            distinct = [blocks.columns[i] for i in np.flatnonzero(blocks.low < blocks.high).tolist()]
             alone = next((c for c in distinct[:FEW] if len(np.unique(c.all)) == len(ranks)), None)
             alike: dict[int, list[Column]] = {}
             for column in distinct if alone is None else [alone]:
@@ -105,11 +110,9 @@ class Shelf:
         for kind in range(len(kinds)):
             members = ranks[kind_of == kind]
             block_places = [
-                (_places(blocks[0].ranks, members), blocks)
-                for blocks in self._of.values()
-                if members[0] in blocks[0].ranks
+                (_places(blocks.ranks, members), blocks) for blocks in self.columns if members[0] in blocks.ranks
             ]
-            step = max(least, at_once // max(sum(len(blocks) for _, blocks in block_places), 1))
+            step = max(least, at_once // max(sum(len(blocks.op) for _, blocks in block_places), 1))
             for first in range(0, len(members), step):
                 chunk = members[first : first + step]
                 rows = _of_rows(self._rows, chunk) if len(self._rows[1]) else None
@@ -123,7 +126,7 @@ class Shelf:
 
     def _sheet(self, part: SheetPart) -> Sheet:
         parts = [] if part.rows is None else [part.rows]
-        parts += [Sheet(part.ranks, *self._spans(blocks, places)) for places, blocks in part.held]
+        parts += [Sheet(part.ranks, *blocks.spans(places)) for places, blocks in part.held]
         n = len(part.ranks)
         if len(parts) == 1 and len(parts[0].start) == n:
             return parts[0]
@@ -137,35 +140,25 @@ class Shelf:
         times = (np.concatenate([none, *columns], axis=1)[:, order] for columns in tables)
         return Sheet(part.ranks, op[order], *times)
 
-    def _spans(self, blocks: list[Block], places: Ints) -> tuple[Ints, Floats, Floats, Floats]:
-        """(m,) int the op of each of ``m`` blocks; (k, m) float [s] ready, start and end at ``k`` places. An op begins
-        when another ends: each column is looked at once, however many ops have it."""
-        columns = self.columns_of(blocks)
-        table = columns.stacked(np.arange(len(columns.columns)), places)
-        ready, start, end = (np.take(table, chosen, axis=1) for chosen in columns.which)
-        return columns.op, ready, start, end
-
-    def columns_of(self, blocks: list[Block]) -> BlockColumns:
-        """The columns of the blocks of the same ranks, as :attr:`SheetPart.held` has them."""
-        if id(blocks) not in self._columns:
-            self._columns[id(blocks)] = BlockColumns(blocks)
-        return self._columns[id(blocks)]
-
 
 class BlockColumns:
     """The distinct columns of blocks of the same ranks, by number.
 
-    ``columns`` : (c,). ``op`` : (m,) int, of each block. ``which`` : (3, m) int, the numbers of its ready, start and
-    end. ``low``, ``high`` : (c,) float [s], of each column over ranks.
+    ``ranks`` : (k,) int. ``place`` : (m,) int, of each block among those of all ranks. ``columns`` : (c,).
+    ``op`` : (m,) int, of each block. ``which`` : (3, m) int, the numbers of its ready, start and end.
+    ``low``, ``high``, ``mean`` : (c,) float [s], of each column over ranks.
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block], place: Ints) -> None:
+        self.ranks = blocks[0].ranks
+        self.place = place
         columns, which = _distinct([column for block in blocks for column in block.columns])
         self.columns: list[Column] = columns
         self.op = np.array([block.op for block in blocks], dtype=np.int64)
         self.which = which.reshape(-1, 3).T.copy()
         self.low = np.array([column.low for column in columns], dtype=np.float64)
         self.high = np.array([column.high for column in columns], dtype=np.float64)
+        self.mean = np.array([column.mean for column in columns], dtype=np.float64)
         of = _distinct([column.of for column in columns])[1]
         counted = np.array([_counted_kind(column) for column in columns], dtype=np.int64)
         # columns of one kind are looked up together
@@ -173,6 +166,13 @@ class BlockColumns:
         self._values = [column.values for column in columns]
         self._since = _Distinct([column.since for column in columns])
         self._counted = _Distinct([None if column.since is None else column.values for column in columns])
+
+    def spans(self, places: Ints) -> tuple[Ints, Floats, Floats, Floats]:
+        """(m,) int the op of each of ``m`` blocks; (k, m) float [s] ready, start and end at ``k`` places. An op begins
+        when another ends: each column is looked at once, however many ops have it."""
+        table = self.stacked(np.arange(len(self.columns)), places)
+        ready, start, end = (np.take(table, chosen, axis=1) for chosen in self.which)
+        return self.op, ready, start, end
 
     def stacked(self, numbers: Ints, places: Ints) -> Floats:
         """(k, m) float [s]: what ``m`` columns are at ``k`` places."""
@@ -234,12 +234,12 @@ class SheetPart(msgspec.Struct, frozen=True, eq=False, gc=False):
     Parameters
     ----------
     ranks : (k,) int. rows : what is kept as rows, if anything is; its times are (1, m) where all ranks agree.
-    held : the ranks' places in columns, and the blocks those are of.
+    held : the ranks' places in columns, and the columns of the blocks of the same ranks.
     """
 
     ranks: Ints
     rows: Sheet | None
-    held: list[tuple[Ints, list[Block]]]
+    held: list[tuple[Ints, BlockColumns]]
 
 
 def stretch(places: Ints) -> Ints | slice:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.blocks import AT_ONCE, Block, Columns, RankSets, joined, no_rows, totals
+from clustersim.core.blocks import AT_ONCE, Block, Columns, RankSets, joined, no_rows
 from clustersim.core.cards import card
 from clustersim.core.errors import ProgramError
 from clustersim.core.label import Label
@@ -210,12 +210,11 @@ class Timeline(Keeper):
     def ranks_per_op(self, below: int | None = None) -> Ints:
         """(n_ops,) how many ranks did each op, of those ``below`` a number: of all, ``ranks`` of :meth:`per_op`."""
         sets, op, set_of, *_ = self._rows()
-        who = {id(block.ranks): block.ranks for block in self.blocks}
         least = self.world_size if below is None else below
         sizes = np.array([len(s) if least >= self.world_size else (s < least).sum() for s in sets], dtype=np.int64)
         ranks = np.bincount(op, weights=sizes[set_of], minlength=len(self.ops)).astype(np.int64)
-        count = {key: int((members < least).sum()) for key, members in who.items()}
-        np.add.at(ranks, [block.op for block in self.blocks], [count[id(block.ranks)] for block in self.blocks])
+        for blocks in self.shelf.columns:
+            np.add.at(ranks, blocks.op, int((blocks.ranks < least).sum()))
         return ranks
 
     @cached_property
@@ -230,10 +229,14 @@ class Timeline(Keeper):
         np.minimum.at(first, op, ready)
         np.minimum.at(began, op, start)
         np.maximum.at(last, op, end)
-        of_block, *columns = totals(self.blocks)
-        into = (np.add, seconds), (np.minimum, first), (np.minimum, began), (np.maximum, last)
-        for (how, column), values in zip(into, columns, strict=True):
-            how.at(column, of_block, values)
+        spent = np.zeros(len(self.blocks))
+        for blocks in self.shelf.columns:
+            its_ready, its_start, its_end = blocks.which
+            spent[blocks.place] = len(blocks.ranks) * (blocks.mean[its_end] - blocks.mean[its_start])
+            np.minimum.at(first, blocks.op, blocks.low[its_ready])
+            np.minimum.at(began, blocks.op, blocks.low[its_start])
+            np.maximum.at(last, blocks.op, blocks.high[its_end])
+        np.add.at(seconds, [block.op for block in self.blocks], spent)
         op_columns = {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
         for column in op_columns.values():
             column.flags.writeable = False  # everybody who asks gets the same
@@ -319,7 +322,14 @@ def step_ends(timeline: Timeline) -> Floats:
     ended = np.zeros((int(step.max(initial=-1)) + 1, timeline.world_size))
     rank, op, _, _, end = expanded(timeline._rows())
     np.maximum.at(ended, (step[op], rank), end)
-    for block in timeline.blocks:
-        row = ended[step[block.op]]
-        row[block.ranks] = np.maximum(row[block.ranks], block.end)
+    for blocks in timeline.shelf.columns:
+        last = blocks.high[blocks.which[2]]
+        for s in np.unique(step[blocks.op]).tolist():
+            row = ended[s, blocks.ranks]
+            own = np.flatnonzero(step[blocks.op] == s)
+            for i in own[np.argsort(-last[own])].tolist():
+                if last[i] <= row.min():
+                    break  # nor is any of the others the last of a rank
+                row = np.maximum(row, blocks.columns[blocks.which[2, i]].all)
+            ended[s, blocks.ranks] = row
     return ended

@@ -89,12 +89,12 @@ class OpColumns:
         lowest = np.full(n, self.timeline.world_size)
         highest = np.full(n, -1)
         sets, op, set_of, *_ = self.timeline._rows()
-        edges = [(ranks.min(), ranks.max()) for ranks in sets]
-        parts = [(i, *edges[s]) for i, s in zip(op.tolist(), set_of.tolist(), strict=True)]
-        parts += [(block.op, block.ranks.min(), block.ranks.max()) for block in self.timeline.blocks]
-        ops, low, high = np.array(parts, dtype=np.int64).reshape(-1, 3).T
-        np.minimum.at(lowest, ops, low)
-        np.maximum.at(highest, ops, high)
+        edges = np.array([(ranks.min(), ranks.max()) for ranks in sets], dtype=np.int64).reshape(-1, 2)[set_of]
+        np.minimum.at(lowest, op, edges[:, 0])
+        np.maximum.at(highest, op, edges[:, 1])
+        for blocks in self.timeline.shelf.columns:
+            lowest[blocks.op] = np.minimum(lowest[blocks.op], blocks.ranks.min())
+            highest[blocks.op] = np.maximum(highest[blocks.op], blocks.ranks.max())
         return lowest, highest
 
     def of(self, op: int) -> OpSpans:
@@ -282,11 +282,9 @@ def did(timeline: Timeline, chosen: Bools) -> Bools:
     did_it = np.zeros(timeline.world_size, dtype=np.bool_)
     for s in np.unique(set_of[chosen[op]]).tolist():
         did_it[sets[s]] = True
-    seen: set[int] = set()
-    for block in timeline.blocks:
-        if chosen[block.op] and id(block.ranks) not in seen:
-            seen.add(id(block.ranks))
-            did_it[block.ranks] = True
+    for blocks in timeline.shelf.columns:
+        if chosen[blocks.op].any():
+            did_it[blocks.ranks] = True
     return did_it
 
 

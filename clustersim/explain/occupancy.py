@@ -98,17 +98,16 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     nobody = np.zeros(len(run.ops), dtype=bool)
     waits = {"start": nobody, "ready": talking}
     length = np.zeros((len(UNIONS), len(ranks)))
-    chains: dict[int, list[Spans]] = {}
+    chains: dict[BlockColumns, list[Spans]] = {}
     for part in run.shelf.parts(ranks, AT_ONCE, SWEPT):
         first = np.searchsorted(ranks, part.ranks)
         for _, blocks in part.held:
-            if id(blocks) not in chains:
-                columns = run.shelf.columns_of(blocks)
-                chains[id(blocks)] = [
-                    _chains(columns, op_sets[whose], waits[since], begin, end) for _, whose, since in unions
+            if blocks not in chains:
+                chains[blocks] = [
+                    _chains(blocks, op_sets[whose], waits[since], begin, end) for _, whose, since in unions
                 ]
-        glances = [ColumnGlance(places, run.shelf.columns_of(blocks)) for places, blocks in part.held]
-        held = [chains[id(blocks)] for _, blocks in part.held]
+        glances = [ColumnGlance(places, blocks) for places, blocks in part.held]
+        held = [chains[blocks] for _, blocks in part.held]
         for k, (u, whose, since) in enumerate(unions):
             rows = None if part.rows is None else _rows(part.rows, op_sets[whose], talking, since)
             spans = [(glance, spans_of[k]) for glance, spans_of in zip(glances, held, strict=True)]
@@ -270,18 +269,19 @@ def seconds_of_ops(run: Timeline, world: int, begin: float, end: float) -> Float
     count = np.array([(ranks < world).sum() for ranks in sets], dtype=np.float64)
     took = (np.clip(stop, begin, end) - np.clip(start, begin, end)) * count[set_of]
     seconds = np.bincount(op, took, len(run.ops)).astype(np.float64)
-    alike = {id(block.ranks): block.ranks for block in run.blocks}
-    counted = {key: ranks < world for key, ranks in alike.items()}
-    everyone = {key: bool(mask.all()) for key, mask in counted.items()}
-    for block in run.blocks:
-        _, first, last = block.columns
-        if last.high <= begin or first.low >= end:
-            continue
-        if first.low >= begin and last.high <= end and everyone[id(block.ranks)]:
-            seconds[block.op] += len(block.ranks) * (last.mean - first.mean)
-        else:
-            spent = np.clip(last.all, begin, end) - np.clip(first.all, begin, end)
-            seconds[block.op] += float((spent * counted[id(block.ranks)]).sum())
+    of_block = np.zeros(len(run.blocks))
+    for blocks in run.shelf.columns:
+        counted = blocks.ranks < world
+        _, first, last = blocks.which
+        outside = (blocks.high[last] <= begin) | (blocks.low[first] >= end)
+        whole = (blocks.low[first] >= begin) & (blocks.high[last] <= end) & bool(counted.all())
+        spent = np.where(outside, 0.0, len(blocks.ranks) * (blocks.mean[last] - blocks.mean[first]))
+        for i in np.flatnonzero(~outside & ~whole).tolist():
+            began = blocks.columns[first[i]].all
+            over = blocks.columns[last[i]].all
+            spent[i] = ((np.clip(over, begin, end) - np.clip(began, begin, end)) * counted).sum()
+        of_block[blocks.place] = spent
+    np.add.at(seconds, [block.op for block in run.blocks], of_block)
     return seconds
 
 

@@ -81,10 +81,9 @@ def skews(timeline: Timeline) -> Floats:
     _, op, _, ready, *_ = timeline._rows()
     np.minimum.at(first, op, ready)
     np.maximum.at(last, op, ready)
-    for block in timeline.blocks:
-        ready_times = block.columns[0]
-        first[block.op] = min(first[block.op], ready_times.low)
-        last[block.op] = max(last[block.op], ready_times.high)
+    for blocks in timeline.shelf.columns:
+        np.minimum.at(first, blocks.op, blocks.low[blocks.which[0]])
+        np.maximum.at(last, blocks.op, blocks.high[blocks.which[0]])
     talks = of_each(timeline.ops, lambda op: op.kind not in {"compute", "send", "recv"}, bool)
     spread: Floats = np.where(talks & np.isfinite(first), last - first, np.nan)
     return spread

@@ -99,11 +99,13 @@ def _taking_part(timeline: Timeline, row_of: Ints, n_rows: int) -> Ints:
     of_sets = {
         (row, number): rank_sets[number] for row, number in zip(row_of[op].tolist(), set_of.tolist(), strict=True)
     }
-    of_blocks = {(int(row_of[block.op]), id(block.ranks)): block.ranks for block in timeline.blocks}
-    for members_of in (of_sets, of_blocks):
-        for (row, _), members in members_of.items():
+    for (row, _), members in of_sets.items():
+        if row >= 0:
+            takes_part[row, members] = True
+    for blocks in timeline.shelf.columns:
+        for row in np.unique(row_of[blocks.op]).tolist():
             if row >= 0:
-                takes_part[row, members] = True
+                takes_part[row, blocks.ranks] = True
     count: Ints = takes_part.sum(axis=1)
     return count
 
