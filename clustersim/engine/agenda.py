@@ -22,7 +22,7 @@ import numpy as np
 
 from clustersim.core.arrays import Ints
 from clustersim.engine.bills import Bills
-from clustersim.engine.columns import Piece, at, highest, lowest, one_number, positions
+from clustersim.engine.columns import Piece, at, highest, item, lowest, one_number, positions
 from clustersim.engine.flows.clock import RELEASE, Clock
 from clustersim.engine.order import OpTask
 
@@ -45,11 +45,10 @@ class Queues:
         self._free: dict[tuple[int, str, int], float] = {}
         self._calls: set[float] = set()
 
-    def arrive(self, task: OpTask, who: Ints | slice) -> None:
-        """These ranks' ops are ready at their ready times, now or later."""
-        positions = np.arange(task.n)[who].tolist()
-        times = np.broadcast_to(np.asarray(task.ready), (task.n,))[who].tolist()
-        for position, ready in zip(positions, times, strict=True):
+    def arrive(self, task: OpTask, who: Ints) -> None:
+        """The ops of the ranks at these positions are ready at their ready times, now or later."""
+        for position in who.tolist():
+            ready = item(task.ready, position)
             heappush(self._coming, (ready, task.key, position, task))
             if ready not in self._calls:
                 self._calls.add(ready)

@@ -73,9 +73,11 @@ def stacked(columns: list[Column]) -> Column:
     """Columns as rows; one alone as it is."""
     if len(columns) == 1:
         return columns[0]
-    if not any(isinstance(column, np.ndarray) for column in columns):
-        return np.array(columns)[:, None]
-    return np.stack(np.broadcast_arrays(*columns))
+    width = max([len(column) if isinstance(column, np.ndarray) else 1 for column in columns])
+    rows = np.empty((len(columns), width))
+    for row, column in enumerate(columns):
+        rows[row] = column
+    return rows
 
 
 def replaced(counts: Column, who: Piece, count: Column, n: int) -> Column:
@@ -92,4 +94,5 @@ def one_number(column: Column) -> Column:
     """The one number of a column that has the same everywhere, or else the column."""
     if not isinstance(column, np.ndarray) or not len(column):
         return column
-    return column[0].item() if column[0] == column[-1] and (column == column[0]).all() else column
+    first = column.item(0)
+    return first if first == column.item(-1) and np.logical_and.reduce(column == first) else column

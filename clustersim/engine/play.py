@@ -17,6 +17,7 @@ is ready first is played, for nothing that is still unknown can happen before it
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -67,7 +68,8 @@ class Play:
         self.finished = finished
         self.begin = begin
         self.queues = Queues(clock, self._served)
-        self._firsts = np.array(sorted(standing), dtype=np.int64)  # each site's first meeting
+        self._firsts = sorted(standing)  # each site's first meeting
+        self._all_firsts = np.array(self._firsts, dtype=np.int64)  # the same: of one it is found sooner in a list
         self._work: deque[tuple[OpTask, Piece]] = deque()
         self._agenda = Agenda()
         self._turns = KernelTurns(self._agenda, bills, self._compute) if bills else None
@@ -204,11 +206,12 @@ class Play:
 
     def met(self, meetings: Ints, now: float) -> None:
         """These clocked meetings (sorted ids) end now."""
-        firsts = self._firsts[self._firsts.searchsorted(meetings, side="right") - 1]
-        if len(firsts) == 1:
-            first = firsts.item(0)
-            self._over_one(self.standing[first], meetings.item(0) - first, now)
+        if len(meetings) == 1:
+            meeting = meetings.item(0)
+            first = self._firsts[bisect_right(self._firsts, meeting) - 1]
+            self._over_one(self.standing[first], meeting - first, now)
         else:
+            firsts = self._all_firsts[self._all_firsts.searchsorted(meetings, side="right") - 1]
             bounds = [0, *(np.flatnonzero(firsts[1:] != firsts[:-1]) + 1).tolist(), len(firsts)]
             for begin, end in pairwise(bounds):
                 first = firsts.item(begin)
@@ -297,7 +300,7 @@ class Play:
         if not np.logical_or.reduce(left):
             self._put(task, who)
         else:
-            free = np.flatnonzero(left == 0)
+            free = (left == 0).nonzero()[0]
             if len(free):
                 self._put(task, free if who is None else positions(who, task.n)[free])
 

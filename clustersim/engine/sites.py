@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.engine.columns import Column
+from clustersim.engine.columns import Column, highest
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.planning import GroupPlans
 
@@ -207,12 +207,13 @@ class SitePlay:
         latest = cast(Floats, self.start)
         if len(missing) == 1:
             missing[0] -= len(meetings)
-            latest[0] = max(latest[0], times if isinstance(times, float) else times.max())
-            return np.flatnonzero(missing == 0)
+            latest[0] = max(latest.item(0), highest(times))
+            return _NOBODY if missing.item(0) else _ONLY_MEETING
         came = np.bincount(meetings, minlength=len(missing))
         missing -= came
         np.maximum.at(latest, meetings, times)
-        return np.flatnonzero((missing == 0) & (came > 0))
+        complete: Ints = ((missing == 0) & (came > 0)).nonzero()[0]
+        return complete
 
     def begins(self, meetings: Ints, quiet: float) -> Floats:
         """These meetings do not begin before [s], where nobody arrives before ``quiet`` [s]."""

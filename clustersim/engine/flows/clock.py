@@ -68,7 +68,7 @@ class Clock:
 
     def step(self) -> None:
         """Let it happen."""
-        if self._environment is not None and (self._goes_on() or not self._last):
+        if self._environment is not None and (not self._last or self._goes_on()):
             self.now = self._queue[0][0]
             self._environment.step()
         if self._last and not self._goes_on():
@@ -78,7 +78,8 @@ class Clock:
 
     def _goes_on(self) -> bool:
         """Whether more happens at this instant, before rates are solved."""
-        return bool(self._queue) and self._queue[0][:2] <= (self.now, SOLVE)
+        queue = self._queue
+        return bool(queue) and queue[0][0] <= self.now and queue[0][1] <= SOLVE
 
     def last(self, function: Callable[[], None]) -> None:
         """Call it once everything else that happens at this instant has happened."""
@@ -92,4 +93,5 @@ class Clock:
             self._environment = simpy.Environment()
             self._queue = self._environment._queue
         self.n_events += 1
-        heappush(self._queue, (max(time, self.now), priority, self.n_events, _ClockCall(function, args)))
+        when = time if time > self.now else self.now
+        heappush(self._queue, (when, priority, self.n_events, _ClockCall(function, args)))

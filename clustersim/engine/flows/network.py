@@ -145,10 +145,12 @@ class FlowNetwork:
     def _solve(self) -> None:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
         now = self.clock.now
-        self._open()
+        if not self._opened:
+            self._open()
         changed = self._shrunk
         self._shrunk = {}
-        touched, self._touched = self._touched, set()
+        touched = self._touched
+        self._touched = set()
         if self.loads.varying and self._vary(now):
             touched.update(self._slot_of.values())
         new = self._new
@@ -162,7 +164,7 @@ class FlowNetwork:
         self._new_bundles = []
         for bundle in bundles:
             touched.update(self._ask(bundle.way.slots, bundle.way.asks))
-        if not touched <= self._watched:
+        if touched and not touched <= self._watched:
             self._watch(touched - self._watched, changed, now)
         for (transfer, _, nbytes, _), share in zip(new, ways, strict=True):
             flow_class = share.one or self._class_of(share, now)
@@ -347,9 +349,9 @@ class FlowNetwork:
                 self._close(flow_class)
         if self._active:
             self._ask_solve()
-        transfers = np.array(done, dtype=np.int64)
-        transfers = np.concatenate([transfers, *done_bundles]) if done_bundles else transfers
-        transfers.sort()
+        transfers = np.array(sorted(done), dtype=np.int64)
+        if done_bundles:
+            transfers = np.sort(np.concatenate([transfers, *done_bundles]))
         self.on_end(transfers, now)
 
     def _come(self, share: SlotShare) -> list[int]:
