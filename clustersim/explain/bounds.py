@@ -12,7 +12,9 @@ from collections import defaultdict
 import numpy as np
 
 from clustersim.core.arrays import Columns, Floats
+from clustersim.core.blocks import AT_ONCE
 from clustersim.core.facts import UNKNOWN, RunFacts
+from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.hotspots import hotspots
@@ -57,15 +59,21 @@ def _fastest(timeline: Timeline) -> Floats:
     shortest = np.full(len(timeline.ops), np.inf)
     _, op, _, _, start, end = timeline._rows()
     np.minimum.at(shortest, op, end - start)
-    for block in timeline.blocks:
-        shortest[block.op] = min(shortest[block.op], float((block.end - block.start).min()))
+    for blocks in timeline.shelf.columns:
+        _, start_of, end_of = blocks.which
+        everyone = np.arange(len(blocks.ranks))
+        step = max(1, AT_ONCE // len(everyone))
+        for first in range(0, len(blocks.op), step):
+            chunk = slice(first, first + step)
+            took = blocks.stacked(end_of[chunk], everyone) - blocks.stacked(start_of[chunk], everyone)
+            np.minimum.at(shortest, blocks.op[chunk], np.minimum.reduce(took, axis=0))
     return shortest
 
 
 def _steps(timeline: Timeline, peak: float | None) -> Columns:
     ops = timeline.ops
     ends = timeline.per_op()["end"]
-    step = np.array([op.step for op in ops], dtype=np.int64)
+    step = of_each(ops, lambda op: op.step, np.int64)
     step_numbers = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
     last = np.array([float(ends[step == s].max()) for s in step_numbers.tolist()])
     seconds = np.diff(last, prepend=0.0)

@@ -129,7 +129,7 @@ class ChargeBook:
         self.chase = Chase(timeline, cut, self.slow)
         self._staged = staged(timeline)  # a message waits on while its stage computes
         self._last_rank = _last_rank(timeline, self._servers)
-        self.could_hide = [reduces(op) and op.stream != COMPUTE_STREAM for op in timeline.ops]
+        self.could_hide = of_each(timeline.ops, lambda op: reduces(op) and op.stream != COMPUTE_STREAM, bool).tolist()
         self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
 
     def charge_all(self) -> None:

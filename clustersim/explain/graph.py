@@ -17,7 +17,7 @@ import numpy as np
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.errors import TraceError
 from clustersim.core.memo import kept_with_first
-from clustersim.core.op_infos import takes_sms
+from clustersim.core.op_infos import of_each, takes_sms
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import RankSubset, did
@@ -133,7 +133,7 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
 def _of_roles(timeline: Timeline, ranks: Ints) -> dict[str, RankSubset]:
     """Of each role those of its ranks that are in the graph."""
     names = list(dict.fromkeys(op.role for op in timeline.ops))
-    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
+    number = of_each(timeline.ops, lambda op: names.index(op.role), np.int64)
     return {name: RankSubset(timeline, ranks[did(timeline, number == k)[ranks]]) for k, name in enumerate(names)}
 
 
@@ -154,11 +154,12 @@ def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
 def queues(timeline: Timeline) -> set[tuple[str, str]]:
     """Streams whose work is done in order of arrival: compute that was ready before it could start."""
     _, op, _, ready, start, _ = timeline._rows()
-    late = set(np.unique(op[start > ready]).tolist())
+    computes = of_each(timeline.ops, lambda op: op.kind == "compute", bool)
+    late = set(np.unique(op[computes[op] & (start > ready)]).tolist())
     # What began when it was ready has one column for both.
-    waited = (block for block in timeline.blocks if block.columns[1] is not block.columns[0])
+    waited = (block for block in timeline.blocks if computes[block.op] and block.columns[1] is not block.columns[0])
     late.update(block.op for block in waited if np.any(block.start > block.ready))
-    return {(timeline.ops[i].role, timeline.ops[i].stream) for i in late if timeline.ops[i].kind == "compute"}
+    return {(timeline.ops[i].role, timeline.ops[i].stream) for i in late}
 
 
 def _joined(timeline: Timeline) -> list[int]:

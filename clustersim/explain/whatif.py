@@ -33,7 +33,7 @@ from functools import cache, partial
 import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
-from clustersim.core.op_infos import kinds
+from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import GPU_BOUNDS
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.explain.dimensions import dimension
@@ -104,11 +104,12 @@ def unused(timeline: Timeline) -> set[str]:
     """Knobs of parts that this run does not have: links that nothing crossed, buckets where no gradient is reduced, all
     of a network where nothing is sent."""
     use = timeline.links
-    bounds = {_limit_of(op) for op in timeline.ops if op.kind == "compute"}
+    ops = kinds(timeline.ops)
+    bounds = {_limit_of(op) for op in ops if op.kind == "compute"}
     copying = {knob for knob in WIDER if KNOB_NAMED[knob].helps & bounds}
-    if all(op.kind == "compute" for op in timeline.ops):
+    if all(op.kind == "compute" for op in ops):
         return {*WIDER, "latency", "bucket size"} - copying
-    without_use = set() if any(reduces(op) for op in timeline.ops) else {"bucket size"}
+    without_use = set() if any(map(reduces, ops)) else {"bucket size"}
     if use is None or not len(use.link_kinds):
         return without_use
     crossed = {int(link) for links, _ in use.loads for link in links.tolist()}
@@ -140,7 +141,7 @@ def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
         return _at_own_paces(run, turned, steps, needs)
     ends = replayed(run, turned.compute, turned.transfers.__getitem__, needs)
     ends = np.broadcast_to(ends, (len(turned.knobs), ends.shape[-1]))
-    of_op = np.array([op.step for op in run.timeline.ops], dtype=np.int64)
+    of_op = of_each(run.timeline.ops, lambda op: op.step, np.int64)
     begin = ends[:, of_op < steps.min()].max(axis=1, initial=-np.inf)
     last = ends[:, np.isin(of_op, steps)].max(axis=1)
     step_times: list[float] = ((last - np.where(np.isfinite(begin), begin, 0.0)) / len(steps)).tolist()
@@ -178,7 +179,7 @@ class _KnobReplay:
         self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
         self._faster = {  # (k, 1) how many times as fast an op could be
             bound: np.array([[factor if bound in KNOB_NAMED[knob].helps else 1.0] for knob in knobs])
-            for bound in {_limit_of(op) for op in run.timeline.ops}
+            for bound in {_limit_of(op) for op in kinds(run.timeline.ops)}
         }
         served = _served(run) if REORDERS & set(knobs) else set[int]()
         self._served = served
