@@ -108,6 +108,12 @@ def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
         models.model(tmp_path / "nothing.json")
 
 
+def test_no_name_is_an_unknown_name_and_not_the_folder_that_we_are_in() -> None:
+    for asked in (models.model, models.file, models.config_of):
+        with pytest.raises(ModelError, match="unknown model ''"):
+            asked("")
+
+
 def test_an_unknown_name_like_no_other_gets_what_helps() -> None:
     """Of 'nope' it was said "known: open-llama-3b", and of 'foo' all names there are."""
     for name in ("nope", "foo"):

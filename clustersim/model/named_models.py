@@ -77,7 +77,7 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
     path = Path(name_or_path)
     if is_model_file(path):
         return _traced(path, overrides)
-    if _is_config(path):
+    if _is_config(name_or_path):
         return from_hf(path, **overrides)
     shipped_name = _known(str(name_or_path))
     try:
@@ -104,7 +104,7 @@ def file(name_or_path: str | Path) -> Path | None:
     path = Path(name_or_path)
     if is_model_file(path):
         return path
-    if _is_config(path):
+    if _is_config(name_or_path):
         return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
     return None if name in _DESCRIBED else source(name)
@@ -113,7 +113,7 @@ def file(name_or_path: str | Path) -> Path | None:
 def config_of(name_or_path: str | Path) -> Table:
     """The fields of :func:`file`; none of a model that is described in Python. Raises as :func:`model`."""
     path = Path(name_or_path)
-    if _is_config(path):
+    if _is_config(name_or_path):
         return config_file(path)[1]
     name = _known(str(name_or_path))
     return {} if name in _DESCRIBED else config(name)
@@ -127,7 +127,7 @@ def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
     path = Path(name_or_path)
     if is_model_file(path):
         return None
-    name = "" if _is_config(path) else _known(str(name_or_path))
+    name = "" if _is_config(name_or_path) else _known(str(name_or_path))
     if name not in _DESCRIBED:
         known = {field.name for field in dataclasses.fields(TransformerShape)}
         said = {name: value for name, value in options.items() if name in known}
@@ -173,8 +173,12 @@ def _traced(path: Path, overrides: Table) -> Model:
     return read_traced(path)
 
 
-def _is_config(path: Path) -> bool:
-    """Whether it is somebody's config; a folder without one that has a shipped model's name is none."""
+def _is_config(name_or_path: str | Path) -> bool:
+    """Whether it is somebody's config; a folder without one that has a shipped model's name is none, and no name at
+    all is none either, though pathlib reads it as the folder that we are in."""
+    path = Path(name_or_path)
+    if not str(name_or_path):
+        return False
     if path.suffix == ".json" or not is_folder(path):
         return path.suffix == ".json"
     return (path / "config.json").exists() or plain(str(path)) not in map(plain, catalog())

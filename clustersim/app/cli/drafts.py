@@ -209,7 +209,7 @@ def model_line(name: str, file: Path) -> str:
     path = Path(name)
     if is_model_file(path):
         return f'file = "{os.path.relpath(path, file.parent)}"'
-    if path.suffix != ".json" and not path.is_dir():
+    if not name or (path.suffix != ".json" and not path.is_dir()):
         return f'name = "{model(name).name}"'
     return f'hf_config = "{os.path.relpath(path, file.parent)}"'
 
