@@ -18,6 +18,7 @@ from clustersim.app.cli.machines import machine_of
 from clustersim.app.cli.recipes import RecipePlace, batch_of, recipe_text, settings
 from clustersim.cluster import files as fabrics
 from clustersim.model.named_models import file as model_file
+from clustersim.model.transformer_model import execution
 from clustersim.scenario.run.held import held
 from clustersim.scenario.run.mesh_table import rows
 from clustersim.studies.plan.candidates import placed_away
@@ -120,7 +121,7 @@ def test_a_new_scenario_begins_with_ddp_only_where_activations_fit_too(clustersi
         "vocab_size": 128256,
         "tie_word_embeddings": True,
     }
-    for length, kind in ((2048, "ddp"), (8192, "fsdp")):
+    for length, kind in ((1024, "ddp"), (8192, "fsdp")):
         config = tmp_path / f"{kind}.json"
         config.write_text(json.dumps(long | {"max_position_embeddings": length}))
         file = tmp_path / f"{kind}.toml"
@@ -139,16 +140,38 @@ def test_a_new_scenario_with_tokens_has_a_campaign_to_play(clustersim, tmp_path)
 @pytest.mark.parametrize("recipe", ["torchtitan", "megatron", "deepspeed"])
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
 def test_a_recipe_is_written_out_as_its_framework_trains(clustersim, tmp_path, recipe, model):
-    """What nobody trains with (fp32 gathered, op by op) was the default: 34.6 % MFU of 70B on 128 H100s, not 46.4 %."""
+    """Fp32 gathered and torchtitan's kernels op by op were the default: 34.6 % MFU of 70B on 128 H100s, not 46.4 %."""
     file = tmp_path / "s.toml"
     assert clustersim("new", "scenario", file, "--nodes", 8, "--model", model, "--recipe", recipe).returncode == 0
     written = scenario.load(file)
-    assert (written.config.param_dtype, written.file.model.implementation) == ("bf16", "fused")
+    kernels = None if recipe == "deepspeed" else "fused"
+    assert (written.config.param_dtype, written.file.model.implementation) == ("bf16", kernels)
     use = held(written)
     assert use.use.fits(use.card).ok
     lines = file.read_text().splitlines()
     tables = lines[lines.index("[model]") : lines.index("[run]")]
     assert all("#" in line for line in tables if "=" in line and not line.startswith(("name", "kind", "version")))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "framework", "ending"), [("deepspeed", "deepspeed", "json"), ("pytorch", "accelerate", "yaml")]
+)
+def test_a_recipe_plays_the_kernels_that_its_launch_files_are_read_with(
+    clustersim, tmp_path, recipe, framework, ending
+):
+    """DeepSpeed's recipe had fused kernels and the JSON of it, read back, eager ones: 62 and 77 s of one 13B step."""
+    file = tmp_path / "s.toml"
+    clustersim("new", "scenario", file, "--nodes", 2, "--model", "llama3.2-1b", "--recipe", recipe)
+    written = clustersim("export-config", file, "--to", framework, "-o", tmp_path / f"launch.{ending}")
+    assert written.returncode == 0, written.stderr
+    assert "model.implementation" not in written.stdout
+    back = tmp_path / "back.toml"
+    launched = [tmp_path / f"launch.{ending}", tmp_path / "launch.sh"]
+    done = clustersim("import", *launched, "--topology", "hgx-h100", "--nodes", 2, "-o", back)
+    assert done.returncode == 0, done.stderr
+    both = [scenario.load(path).file.model for path in (file, back)]
+    kernels = [execution(table.attention, table.implementation) for table in both]
+    assert kernels[0] == kernels[1]
 
 
 def test_a_new_plan_tries_what_an_expert_would(clustersim, tmp_path):
@@ -387,6 +410,7 @@ def test_fewer_nics_are_spread_over_the_sockets(clustersim, tmp_path, base, nics
         ("topology", "t.toml", "--mix", "abacus:2"),
         ("scenario", "s.toml", "--gpu", "abacus"),
         ("scenario", "s.toml", "--model", "nope"),
+        ("scenario", "s.toml", "--model", ""),
         ("scenario", "s.txt"),
         ("sweep", "s.toml", "--base", "nope"),
     ],

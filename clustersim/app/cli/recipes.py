@@ -28,6 +28,9 @@ RECIPES = {
 """Name -> what the head of a file says of it."""
 USUAL = ("pytorch", "torchtitan", "deepspeed", "megatron")
 """Where nobody asks for one: in turn, the first that fits without a host; then those that offload to it."""
+OP_BY_OP = ("pytorch", "deepspeed")
+"""Recipes whose framework runs a model as PyTorch does, op by op, unless a script compiles it; what ``import`` reads of
+their files plays the same."""
 OF_STRATEGY = {"ddp": "pytorch", "fsdp": "torchtitan", "zero": "deepspeed"}
 """Strategy -> the recipe that has it."""
 TOKENS = 8192
@@ -185,7 +188,7 @@ def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
         "pp": 1,
         "stage": 1,
         "dtype": place.dtype,
-        "kernels": kernels(place.shape),
+        "kernels": kernels(place.shape, fused=recipe not in OP_BY_OP),
         "experts": _experts(place, chosen.get("tp", 1)),
         "sequence": str(chosen.get("tp", 1) > 1).lower(),
         "passes": 1 if recipe == "deepspeed" else 4 * chosen.get("pp", 1),
@@ -198,14 +201,15 @@ def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
     return Template(text).substitute(values | chosen)
 
 
-def kernels(shape: ModelShape | None) -> str:
+def kernels(shape: ModelShape | None, *, fused: bool = True) -> str:
     """Lines of ``[model]`` with the kernels that training uses; nothing where a model has no choice."""
     if shape is None:
         return ""
-    return (
-        'implementation = "fused"     # torch.compile or Transformer Engine; "eager" is op by op\n'
-        'attention = "flash"          # one kernel, scores never in memory\n'
-    )
+    if fused:
+        others = 'implementation = "fused"     # torch.compile or Transformer Engine; "eager" is op by op\n'
+    else:
+        others = '# implementation = "fused"   # with torch.compile; without it all others are op by op\n'
+    return 'attention = "flash"          # one kernel, scores never in memory\n' + others
 
 
 def batch_of(shape: ModelShape | None, gpus: int, context: int = 1) -> tuple[int, int]:
