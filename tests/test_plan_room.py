@@ -228,8 +228,8 @@ def test_the_curves_over_gpus_are_of_what_has_room(monkeypatch):
 )
 def test_a_machine_without_a_price_is_not_called_dearer(priced, words, monkeypatch):
     """MI300X without a price was beaten "in anything" by a B200 at 14.24 USD an hour."""
-    monkeypatch.setattr("clustersim.studies.plan.places.beats", lambda best, found: None)
-    best = SimpleNamespace(on_front=False, counts=True, state="simulated", priced=priced)
+    monkeypatch.setattr("clustersim.studies.plan.places.beats", lambda best, found: best)
+    best = SimpleNamespace(on_front=False, counts=True, state="simulated", priced=priced, objectives=(1.0, 1.0))
     assert _why(best, [best], SimpleNamespace(title=lambda option: "b")).endswith(f"b is no worse {words}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from hostile_documents import MOE_CONFIG
@@ -22,6 +23,7 @@ from clustersim.studies.plan.candidates import candidates, scenario_of
 from clustersim.studies.plan.form import RefusedOption
 from clustersim.studies.plan.knobs import combinations
 from clustersim.studies.plan.options import rule
+from clustersim.studies.plan.robust import _errors_apart
 from clustersim.studies.plan.searching import SearchOptions, search
 from clustersim.studies.plan.seen import FINALISTS, ROUGH, KnownCandidates
 from clustersim.studies.plan.sieve import OptionSieve, kept
@@ -352,6 +354,15 @@ def test_the_robust_choice_has_the_least_of_the_worst_regrets_and_somebody_is_be
     assert [row.robust for row in said.rows].index(True) == regrets.max(axis=1).argmin()
     rates = np.array([row.rate for row in said.rows])
     assert regrets[:, 0] == pytest.approx(rates.max() / rates - 1)
+
+
+def test_a_robust_choice_that_is_known_less_well_than_the_fastest_says_that_its_kind_is_not_turned(small, robust):
+    """The verdict said of FSDP's "predicted to +-12% only: measure it", and the robust choice "no single measurement
+    would change that" of the same option."""
+    fastest = robust.front[0]
+    vaguer, surer = (msgspec.structs.replace(fastest, kind="fsdp", error=error) for error in (0.5, 0.0))
+    assert "is not among these numbers: time a step of the robust choice" in _errors_apart(fastest, vaguer)
+    assert _errors_apart(fastest, surer) == _errors_apart(fastest, fastest) == ""
 
 
 def test_who_knows_on_which_side_a_number_is_regrets_no_more(small, robust):

@@ -68,7 +68,7 @@ def unseen_width(dtype: str) -> float:
     >>> unseen_width("bf16"), unseen_width("fp8")
     (0.15, 0.25)
     """
-    return UNSEEN_NARROW if dtype in {"fp8", "fp4"} else UNSEEN
+    return UNSEEN_NARROW if dtype in NARROW else UNSEEN
 
 
 @dataclass(frozen=True)
@@ -247,6 +247,8 @@ def of_cores(core: Device, cores: float) -> Device:
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 """Element types that GPUs have matmul rates for."""
+NARROW = ("fp8", "fp4")
+"""Those whose products need scales: what they do to a loss is nobody's prediction."""
 
 _FALLBACK = {
     "fp32": ("fp32",),

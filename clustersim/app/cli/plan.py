@@ -129,9 +129,11 @@ def _numbered(rows: Iterable[tuple[int, PlanRow]]) -> Iterator[tuple[str, ...]]:
 
 
 def _print_places(console: Terminal, result: PlanAnswer, figures: Sequence[str]) -> None:
+    from clustersim.studies.plan.rows import BEST_OF_PLACES
+
     columns = ("nodes x machine", *figures, "USD/GPU-h")
     of_places = ((f"{place.nodes:,} x {place.machine}", *_place_cells(place)) for place in result.places)
-    console.print(number_table("the best of each machine and size", columns, of_places))
+    console.print(number_table(BEST_OF_PLACES, columns, of_places))
     for place in result.places:
         best = f"{place.best.option}: " if place.best else ""
         fit = f"; {place.best.fit}" if place.best and place.best.fit else ""

@@ -19,7 +19,7 @@ from clustersim.app.report.pages import (
     number,
     speed_and_cost,
 )
-from clustersim.studies.plan.rows import PlanAnswer
+from clustersim.studies.plan.rows import BEST_OF_PLACES, PlanAnswer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,7 +115,7 @@ def _places(said: PlanAnswer) -> PageSection:
         cells = [number(*pair) for pair in zip(values, (",.0f", ".1%", ",.1f", ",.0f"), strict=True)]
         price = number(place.usd_per_gpu_hour, ",.2f")
         rows.append([place.machine, f"{place.gpus:,}", name, *cells, price, place.why])
-    sentences = ["The best option of each machine and size that was asked for."] if rows else []
+    sentences = [f"{BEST_OF_PLACES[0].upper()}{BEST_OF_PLACES[1:]}."] if rows else []
     columns = [(name, 0 < i < 8 and i != 2) for i, name in enumerate(head)]
     return PageSection("places", "Each machine and size", sentences, grid=PageTable(columns, rows))
 

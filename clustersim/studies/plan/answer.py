@@ -16,7 +16,7 @@ from clustersim.core import ranges
 from clustersim.scenario.file.reading import Table, override
 from clustersim.studies.plan.campaigns import goodput
 from clustersim.studies.plan.candidates import RUN, base
-from clustersim.studies.plan.options import PlanOption, SearchResult, title
+from clustersim.studies.plan.options import PlanOption, SearchResult, dtype_of, title
 from clustersim.studies.plan.places import best_of_places
 from clustersim.studies.plan.robust import robustness
 from clustersim.studies.plan.rows import ChosenRow, Degrees, FateRow, PlaceRow, PlanAnswer, ReasonedRow
@@ -137,7 +137,7 @@ def _row(option: PlanOption, searched: SearchResult) -> Table:
     """The fields of :class:`~clustersim.studies.plan.rows.PlanRow`."""
     candidate = option.candidate
     spent = option.costs
-    dtype = str(candidate.form.recipe.get("dtype") or searched.dtype)
+    dtype = dtype_of(option, searched.dtype)
     return {
         "option": searched.title(option),
         "in_full": title(candidate),

@@ -106,6 +106,11 @@ class ScaledRuns:
     seconds: Mapping[int, float]
 
 
+def dtype_of(option: PlanOption, dtype: str) -> str:
+    """In what an option's products are; ``dtype`` : of one that says none."""
+    return str(option.candidate.form.recipe.get("dtype") or dtype)
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """All options in order of their numbers, and what is assumed of each machine. ``combined`` : combinations of
@@ -126,9 +131,14 @@ class SearchResult:
     dtype: str = "fp32"
 
     @property
+    def of_what(self) -> str:
+        """Says "tried" where usual alternatives were not: the best in speed is the fastest of what was; else empty."""
+        return "tried" if self.untried else ""
+
+    @property
     def fastest(self) -> str:
         """What the best in speed may be called: the fastest only where the usual alternatives were tried."""
-        return "the fastest of what was tried" if self.untried else "the fastest"
+        return f"the fastest of what was {self.of_what}" if self.of_what else "the fastest"
 
     @cached_property
     def split(self) -> bool:

@@ -49,8 +49,11 @@ def _why(best: PlanOption, options: list[PlanOption], found: SearchResult) -> st
     if not best.counts:
         return "roughly run alone" if best.state == "rough" else found.reason(best)
     runs = sum(option.state == "simulated" for option in options)
+    by = beats(best, found)
     than = "anything" if best.priced else "speed, GPUs and energy, and of cost nothing is known here"
-    return f"the best of {runs:,} run here; {found.title(beats(best, found))} is no worse in {than}"
+    ahead = any(x > y for x, y in zip(by.objectives, best.objectives, strict=True))
+    counted = ", errors counted" if ahead else ""
+    return f"the best of {runs:,} run here; {found.title(by)} is no worse in {than}{counted}"
 
 
 def _impossible(plan: PlanFile, gpus: int) -> str:

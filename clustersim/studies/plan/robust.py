@@ -21,7 +21,7 @@ from clustersim.core.arrays import Floats
 from clustersim.core.ranges import of_collective
 from clustersim.core.topology import Topology
 from clustersim.scenario.result.trust import trust_in
-from clustersim.studies.plan.options import PlanOption, ScaledRuns, SearchResult
+from clustersim.studies.plan.options import PlanOption, ScaledRuns, SearchResult, dtype_of
 from clustersim.studies.plan.rounds import Runner
 from clustersim.studies.plan.rows import MeasurementWorth, Regret, RobustChoice, UncertainSpan
 from clustersim.studies.plan.seen import KnownCandidates
@@ -97,18 +97,13 @@ def _of_times(name: str, p90: float, words: str, measure: str, outside: str = ""
     return UncertainNumber(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), words, measure, outside)
 
 
-def _dtype_of(option: PlanOption, dtype: str) -> str:
-    """In what an option's products are; ``dtype`` : of one that says none."""
-    return str(option.candidate.form.recipe.get("dtype") or dtype)
-
-
 def at_corners(searched: SearchResult, seen: KnownCandidates, runner: Runner) -> tuple[ScaledRuns, ...]:
     """Steps of the fastest option and its rivals, first as they are, then at every corner; nothing without a rival."""
     rivals = list(itertools.islice(_rivals(searched, seen), RIVALS))
     if len(rivals) < 2:
         return ()
     chosen = [rival.candidate for rival in rivals]
-    numbers = uncertain(seen.sieve.machines[seen.sieve.place(chosen[0])][0], _dtype_of(rivals[0], seen.dtype))
+    numbers = uncertain(seen.sieve.machines[seen.sieve.place(chosen[0])][0], dtype_of(rivals[0], seen.dtype))
     ends = itertools.product(*((number.low, number.high) for number in numbers))
     every: list[dict[str, float]] = [{}]
     every += [dict(zip((number.name for number in numbers), corner, strict=True)) for corner in ends]
@@ -147,7 +142,7 @@ def robustness(searched: SearchResult, goodput: Goodput | None = None) -> Robust
         ran, key=lambda option: (option.candidate.number != searched.front[0].candidate.number, -option.rate)
     )
     first = options[0].candidate
-    numbers = uncertain(searched.topologies[first.machine.label, first.nodes], _dtype_of(options[0], searched.dtype))
+    numbers = uncertain(searched.topologies[first.machine.label, first.nodes], dtype_of(options[0], searched.dtype))
     corners, times = _times(searched, options)
     if goodput is not None and any(goodput(option.candidate.number, FAILURES) for option in options):
         numbers.append(HOW_OFTEN)
@@ -164,7 +159,7 @@ def robustness(searched: SearchResult, goodput: Goodput | None = None) -> Robust
     worst_corner = [corner_names[int(column)] for column in regrets.argmax(axis=1)]
     worths = [_worth(number, corners, regrets, titles, worst[best]) for number in numbers]
     return RobustChoice(
-        _verdict(titles, worst, best, numbers, worths),
+        _verdict(titles, worst, best, numbers, worths) + _errors_apart(options[0], options[best]),
         [UncertainSpan(number.words, number.low, number.high) for number in numbers],
         [dict(corner) for corner in corners],
         [
@@ -234,9 +229,20 @@ def _verdict(
         )
     most = max(worths, key=lambda worth: worth.worth)
     if most.worth < ALIKE:
-        return f"{first} No single measurement would change that."
+        return f"{first} No single one of these numbers, measured, would change that."
     (low, a), (high, b) = most.choice.items()
     return (
         f"{first} Measuring {most.name} is worth most, {most.worth:.1%}: at x {low} take {a}, at x {high} {b}. "
         f"To measure: {most.command}"
+    )
+
+
+def _errors_apart(fastest: PlanOption, robust: PlanOption) -> str:
+    """That the robust choice is of a kind whose steps are predicted less well than the fastest's, which is not among
+    what is turned; empty where it is not."""
+    if robust.error <= fastest.error:
+        return ""
+    return (
+        f" That {robust.kind} steps are known to +-{robust.error:.0%} and {fastest.kind} steps to "
+        f"+-{fastest.error:.0%} is not among these numbers: time a step of the robust choice before it is taken."
     )

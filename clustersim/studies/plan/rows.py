@@ -102,6 +102,10 @@ class ChosenRow(PlanRow, frozen=True, kw_only=True):
     campaign: PlannedTraining | UnsetType = UNSET
 
 
+BEST_OF_PLACES = "the fastest as predicted of each machine and size, with room in memory where anything has"
+"""What :class:`PlaceRow` s are, above their table: one with less room may be on the front with a higher rate."""
+
+
 class PlaceRow(msgspec.Struct, frozen=True, kw_only=True):
     """A machine and a number of its nodes: its ``best`` option, None where none is possible, and ``why`` that is or is
     not worth having. usd_per_gpu_hour : its price, with ``source``; None where nobody says."""

@@ -6,16 +6,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from clustersim.core.device import NARROW
 from clustersim.core.errors import few
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
-from clustersim.studies.plan.options import PlanOption, SearchResult
+from clustersim.studies.plan.options import PlanOption, SearchResult, dtype_of
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.plan.untried import OFFLOAD
-from clustersim.studies.plan.why import fit_of_gpu, of_those_run_whole
+from clustersim.studies.plan.why import fit_of_gpu, of_those_run_whole, pace
 
-WORSE_END = " at the worse end of its range"
-"""Of what another option is ahead of as predicted: options are taken by what is left where predictions are off."""
 MOST_NAMED = 3
 """Alternatives that are named; of more, their number is told."""
 
@@ -33,12 +32,17 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
     unit = "token" if searched.tokens else "sample"
     chosen = searched.front[0]
     place = _place(chosen, plan, searched)
-    sentence = f"Take {place}{_spend(chosen, unit)}{_risk(chosen)}{_cheapest(plan, searched, unit)}."
+    sentence = f"Take {place}{_spend(chosen, unit)}{_risk(chosen)}.{_why_taken(plan, searched, unit)}"
     shared = ", ".join(knob for knob in chosen.candidate.knobs if knob in searched.common)
     common = f" Where nothing else is said: {shared}." if shared else ""
     left_out = f" Not tried, and usual: {'; '.join(searched.untried)}." if searched.untried else ""
     left_out += f" Not tried, where memory is what limits: {OFFLOAD}." if _cramped(searched) else ""
-    parts = (_lead(plan, searched, unit), _tempting(plan, searched), _tight(searched))
+    parts = (
+        _lead(plan, searched, unit),
+        _tempting(plan, searched),
+        _of_narrow_numbers(plan, searched, unit),
+        _tight(searched),
+    )
     return sentence + "".join(parts) + common + left_out
 
 
@@ -114,51 +118,62 @@ def _outdoes(option: PlanOption, rival: PlanOption) -> bool:
     return of_its_kind and option.rate >= rival.rate and (option.has_room or not rival.has_room)
 
 
-def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:
-    """That the fastest is the cheapest too, or which is; of those whose price is known, and none that may run out of
-    memory where the fastest has room."""
+def _why_taken(plan: PlanFile, searched: SearchResult, unit: str) -> str:
+    """That what is taken is the fastest, and of what; and the cheapest, or which is: of those whose price is known, and
+    none that may run out of memory where the fastest has room."""
     fastest = searched.front[0]
     front = [option for option in searched.front if option.has_room or not fastest.has_room]
     cheapest = min(front, key=lambda option: option.robust[1])
     rivals = [option for option in (*front, *searched.tempting) if option.has_room or not fastest.has_room]
-    called = searched.fastest + (" with room in memory" if len(front) < len(searched.front) else "")
-    called += of_those_run_whole(fastest, searched)
-    called += WORSE_END if any(option.rate > fastest.rate for option in rivals) else ""
+    outrun = any(option.rate > fastest.rate for option in rivals)
+    of_what = [searched.of_what, "run whole" if of_those_run_whole(fastest, searched) else ""]
+    roomy = " with room in memory" if len(front) < len(searched.front) else ""
+    called = " and ".join(filter(None, of_what))
+    called = f"the fastest{f' of what was {called}' if called else ''}{roomy}"
     if not cheapest.priced:
-        return f", {called}; without a price of its machine nothing is said of cost"
+        return f" {_at_worst(outrun, f'it is {called}')}. Its machine has no price: nothing is said of cost."
     unpriced = [
         machine.label
         for machine, rate in zip(plan.machines, searched.rates, strict=True)
         if rate.usd_per_gpu_hour is None
     ]
     among = f" among those with a price ({', '.join(unpriced)} has none)" if unpriced else ""
-    cheaper = any(option.priced and option.objectives[1] < cheapest.objectives[1] for option in rivals)
-    at_worst = WORSE_END if cheaper else ""
+    outdone = any(option.priced and option.objectives[1] < cheapest.objectives[1] for option in rivals)
     # What may run out stands on the front as "the cheapest" as well: without these words both claim one name.
     tighter = (option for option in searched.front if fastest.has_room and not option.has_room)
-    roomy = " of those with room" if any(option.objectives[1] < cheapest.objectives[1] for option in tighter) else ""
-    called_cheapest = f"the cheapest per {unit}{roomy}{at_worst}{among}"
+    hidden = any(option.objectives[1] < cheapest.objectives[1] for option in tighter)
+    called_cheapest = f"the cheapest per {unit}{' of those with room' if hidden and not roomy else ''}{among}"
     if fastest is cheapest:
-        return f": {called} and {called_cheapest}"
-    if not fastest.priced:
-        saving = ""
-    else:
-        share = 1 - cheapest.objectives[1] / fastest.objectives[1]
-        error = max(fastest.error, cheapest.error)
-        saving = _saving(share, error)
-    return (
-        f", {called}; {called_cheapest}{saving} is {_place(cheapest, plan, searched, fastest)}, "
-        f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}"
-    )
+        return f" {_at_worst(outrun or outdone, f'it is {called}, and {called_cheapest}')}."
+    named = f"{called_cheapest} is {_place(cheapest, plan, searched, fastest)}{_spend(cheapest, unit)}"
+    saving = _saving(fastest, cheapest) if fastest.priced else ""
+    beside = f"{saving}{_pace(fastest, cheapest)}"
+    if outrun == outdone:
+        return f" {_at_worst(outrun, f'it is {called}')}, and {named}: {beside}."
+    return f" {_at_worst(outrun, f'it is {called}')}. {_at_worst(outdone, named)}: {beside}."
 
 
-def _saving(share: float, error: float) -> str:
-    """By how much an option is cheaper than another, as predicted; a negative ``share`` is dearer, which one that is
-    known better may be and still be the cheapest at the worse end of its range."""
-    if share < 0:
-        return f", though predicted to be {-share:.1%} dearer (predictions are off by +-{error:.0%}),"
-    doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
-    return f", by {share:.1%}{doubt},"
+def _at_worst(outdone: bool, words: str) -> str:
+    """The beginning of a sentence; of what others are ahead of as predicted (``outdone``), that it is so where every
+    option is as bad as its range allows."""
+    return f"Should each be as bad as its range allows, {words}" if outdone else words[0].upper() + words[1:]
+
+
+def _saving(fastest: PlanOption, cheapest: PlanOption) -> str:
+    """By how much an option is cheaper than another, as predicted; it may be dearer, if it is known better, and still
+    be the cheapest where every option is as bad as its range allows."""
+    share = 1 - cheapest.objectives[1] / fastest.objectives[1]
+    error = max(fastest.error, cheapest.error)
+    if share > error:
+        return f"{share:.1%} cheaper, and "
+    how = "cheaper" if share >= 0 else "dearer"
+    return f"as predicted {abs(share):.1%} {how}, less than predictions are off (+-{error:.0%}), and "
+
+
+def _pace(fastest: PlanOption, other: PlanOption) -> str:
+    """How long an option takes beside the fastest one."""
+    times = fastest.rate / other.rate
+    return f"{times:.1f} times as long" if times >= 1.5 else pace(other.rate, fastest.rate)
 
 
 def _tempting(plan: PlanFile, searched: SearchResult) -> str:
@@ -184,6 +199,23 @@ def _tempting(plan: PlanFile, searched: SearchResult) -> str:
         looks = f"looks {option.rate / chosen.rate - 1:.1%} faster"
         sentences.append(f" {_place(option, plan, searched, chosen)}{spent} {looks}, but {but}.")
     return "".join(sentences)
+
+
+def _of_narrow_numbers(plan: PlanFile, searched: SearchResult, unit: str) -> str:
+    """Of what computes in 8 bits or fewer, that nothing is known of what that does to the loss, and what the fastest is
+    that keeps 16; empty where what is taken does."""
+    chosen = searched.front[0]
+    dtype = dtype_of(chosen, searched.dtype)
+    if dtype not in NARROW:
+        return ""
+    whole = [
+        option
+        for option in searched.options
+        if option.counts and dtype_of(option, searched.dtype) not in NARROW and option.has_room >= chosen.has_room
+    ]
+    best = max(whole, key=lambda option: option.rate, default=None)
+    other = "" if best is None else f"; the fastest found without is {_place(best, plan, searched)}{_spend(best, unit)}"
+    return f" Whether the loss is as good in {dtype} is not predicted{other}."
 
 
 def _place(option: PlanOption, plan: PlanFile, searched: SearchResult, rival: PlanOption | None = None) -> str:
