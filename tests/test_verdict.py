@@ -137,3 +137,18 @@ def test_messages_between_stages_are_weighed_by_the_knobs_of_the_network():
     assert text.endswith("the transfers of PP; NVLink bandwidth x2 would save 15.0% of the time per sample.")
     text = weighed_again(explained, result.facts(), {"NVLink": 0.001}).verdict
     assert text.endswith("of PP, but NVLink bandwidth x2 would save no more than 0.1% of the time per sample.")
+    text = verdict(result.facts(), explained.charged, {"NVLink": 0.15})
+    assert text.endswith("NVLink bandwidth x2 would save at most 15.0% of the time per sample.")  # a bound, not a run
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ddp_gpt2_xl_2x8_a100", "Links such as node0/nic0 -> leaf0 (25 GB/s each) hold the transfers: they let 102."),
+        ("why_oversubscribed_spine", "The link leaf0 -> spine0 (25 GB/s) holds the transfers: it lets 22."),
+    ],
+)
+def test_one_link_is_not_said_to_let_more_through_than_it_has(name, words):
+    """Of a NIC of 25 GB/s it was said that it lets 102.4 GB/s through: four of them do."""
+    explained = explain(package.load(name).run().timeline, bounded=False)
+    assert any(words in sentence for sentence in explained.causes)

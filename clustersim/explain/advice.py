@@ -87,6 +87,8 @@ def roomy(text: str, state: str, needed: float, device: float, runs_out: float =
     'batch x2 would save 5.0%'
     >>> roomy("batch x2 would save 5.0%" + may_run_out(0.91), "may run out", 1.9, 2.0, 0.9)
     'batch x2 would save 5.0%, but it may run out of memory (likelihood 90%)'
+    >>> roomy("batch x2 would save 5.0%", "fits", 1.6, 2.0, 0.4)
+    'batch x2 would save 5.0%, but it may run out of memory (likelihood 40%)'
     >>> roomy("batch x2 would save 5.0%", "does not fit", 2**34, 2**33)
     'batch x2 would not fit in memory: it needs at least 16 GiB of 8 GiB'
     """
@@ -94,6 +96,6 @@ def roomy(text: str, state: str, needed: float, device: float, runs_out: float =
     if state == DOES_NOT_FIT:
         turned = text.partition(" would save ")[0]
         return f"{turned} {NO_ROOM} in memory: it needs at least {format_bytes(needed)} of {format_bytes(device)}"
-    if state == MAY_RUN_OUT:
+    if state == MAY_RUN_OUT or runs_out > UNLIKELY:
         return text + may_run_out(runs_out)
     return text

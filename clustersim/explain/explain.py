@@ -127,7 +127,7 @@ def weighed_again(
     if not (again or remedies) or explanation.charged is None:
         return explanation
     savings = savings_of(explanation.whatif) | dict(again)
-    return replace(explanation, verdict=verdict(facts, explanation.charged, savings, remedies))
+    return replace(explanation, verdict=verdict(facts, explanation.charged, savings, remedies, again))
 
 
 def _bounds(timeline: Timeline, facts: RunFacts, bounded: bool) -> Columns:

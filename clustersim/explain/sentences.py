@@ -44,6 +44,11 @@ def _moving(causes: Causes, charge: Charge) -> tuple[int, TransferFacts]:
     return op, causes.facts[op]
 
 
+SEVERAL = 2.0
+"""Payload over a link's rate above which it takes several links side by side: two ranks alone, of which each sends half
+of what an all_gather yields, have no more on one."""
+
+
 def narrow_link(causes: Causes, charge: Charge) -> str:
     """A link that holds transfers, and what the next narrowest would let through."""
     use = causes.timeline.links
@@ -51,8 +56,14 @@ def narrow_link(causes: Causes, charge: Charge) -> str:
         return unknown_limit(causes, charge)
     _, fact = _moving(causes, charge)
     bandwidth = float(use.link_bandwidth[charge.link])
-    text = f"The link {_link(causes, charge.link)} ({format_bandwidth(bandwidth)}) holds the transfers: "
-    text += f"it lets {format_bandwidth(fact.alone)} of payload through"
+    name = _link(causes, charge.link)
+    several = fact.alone > SEVERAL * bandwidth
+    text = (
+        f"Links such as {name} ({format_bandwidth(bandwidth)} each) hold the transfers: they let "
+        if several
+        else f"The link {name} ({format_bandwidth(bandwidth)}) holds the transfers: it lets "
+    )
+    text += f"{format_bandwidth(fact.alone)} of payload through"
     next_link, allowed = fact.runner_up
     if next_link >= 0 and np.isfinite(allowed):
         times = f"{allowed / fact.alone:.1f} times"

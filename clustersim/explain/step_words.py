@@ -48,13 +48,15 @@ class StepLoss:
 class LossRemedy:
     """What was tried against a loss (``key`` of :class:`StepLoss`), in words, and what share of the time per sample it
     saves. ``shrinks`` : what part of the time it works on it takes away, 1 where that is not known: a link twice as
-    wide takes half, so that twice its saving is what links can give back.
+    wide takes half, so that twice its saving is what links can give back. ``bounded`` : it saves no more, and was not
+    run again.
     """
 
     key: str
     what: str
     saving: float
     shrinks: float = 1.0
+    bounded: bool = False
 
     @property
     def most(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -48,18 +48,21 @@ def verdict(
     causes: Causes,
     savings: Mapping[str, float] = NOTHING_TRIED,
     remedies: Sequence[LossRemedy] = (),
+    ran: Collection[str] = (),
 ) -> str:
     """What the run came to, and what it loses most by, in one sentence.
 
     savings : by knob, the share of a step that turning it by :data:`clustersim.explain.cause_kinds.FACTOR` saves, where
         that is known; elsewhere it is bounded for the costliest kinds of causes.
     remedies : what was tried against the losses of a split model.
+    ran : knobs whose savings are of a run of their own; others' are bounds.
     """
     causes = replace(causes, room=room_words(facts, FACTOR))
     step_losses = losses(causes.timeline, causes.where) if causes.where else []
     step = (causes.cut.end - causes.cut.begin) / causes.steps
     whole = not has_steps(causes.timeline)
-    return f"{came_to(facts, step, whole=whole)}; {_lost(causes, step_losses, savings, remedies)}."
+    tried = [*remedies, *_of_knobs(causes.timeline, step_losses, savings, ran)]
+    return f"{came_to(facts, step, whole=whole)}; {_lost(causes, step_losses, savings, tried)}."
 
 
 def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
@@ -86,7 +89,7 @@ def _whose_step(facts: RunFacts) -> str:
 
 
 def _lost(
-    causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float], remedies: Sequence[LossRemedy]
+    causes: Causes, step_losses: Sequence[StepLoss], savings: Mapping[str, float], tried: Sequence[LossRemedy]
 ) -> str:
     kinds = cause_kinds(causes)
     period = step_word(causes.timeline)
@@ -95,7 +98,6 @@ def _lost(
         if beside is not None and beside.share > max(SMALL, step_losses[0].share):
             return f"{beside.share:.1%} of the {period} is lost{_parts(causes, beside)} because {_why(causes, beside)}"
         if step_losses[0].share >= SMALL:
-            tried = [*remedies, *_of_knobs(causes.timeline, step_losses, savings)]
             return _of_losses(weighed_losses(step_losses, tried), period)
     if not kinds:
         who = "ranks" if causes.on_cpu else "GPUs"
@@ -127,12 +129,18 @@ NETWORK = (*WIDER, "latency")
 """Knobs of what carries transfers."""
 
 
-def _of_knobs(timeline: Timeline, step_losses: Sequence[StepLoss], savings: Mapping[str, float]) -> list[LossRemedy]:
+def _of_knobs(
+    timeline: Timeline, step_losses: Sequence[StepLoss], savings: Mapping[str, float], ran: Collection[str]
+) -> list[LossRemedy]:
     """What knobs of the network save, against each loss that is a transfer which nothing hides."""
     exposed = [loss.key for loss in step_losses if loss.key.startswith("exposed ")]
     kinds = link_kinds_of(timeline)
-    turned = {KNOB_NAMED[knob].words(FACTOR, kinds): savings[knob] for knob in NETWORK if knob in savings}
-    return [LossRemedy(key, what, saving, 1 - 1 / FACTOR) for key in exposed for what, saving in turned.items()]
+    return [
+        LossRemedy(key, KNOB_NAMED[knob].words(FACTOR, kinds), savings[knob], 1 - 1 / FACTOR, bounded=knob not in ran)
+        for key in exposed
+        for knob in NETWORK
+        if knob in savings
+    ]
 
 
 def weighed_losses(step_losses: Sequence[StepLoss], remedies: Sequence[LossRemedy]) -> list[WeighedLoss]:
@@ -156,7 +164,8 @@ def _of_losses(weighed_rows: Sequence[WeighedLoss], period: str) -> str:
         saved = f"{max(0.0, best.remedy.saving):.1%} of the time per sample"
         little = best.share < MUCH * best.loss.share
         text += f", though {best.remedy.what} would save no more than {saved}" if little else ""
-        text += "" if little else f"; {best.remedy.what} would save {saved}"
+        most = "at most " if best.remedy.bounded else ""
+        text += "" if little else f"; {best.remedy.what} would save {most}{saved}"
     passed = next((row for row in others if row.loss.share > best.loss.share), None)
     if passed is None or passed.remedy is None:
         return text

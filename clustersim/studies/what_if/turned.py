@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.memory_states import UNLIKELY
 from clustersim.core.memory_use import Verdict
 from clustersim.core.texts import Plain, Table
 from clustersim.core.timeline import Timeline
@@ -105,9 +106,9 @@ def turned(prepared: Prepared, timeline: Timeline) -> list[ChoiceOutcome]:
 
 def _room(verdict: Verdict) -> str:
     """That a choice has too little memory, or how likely; empty where it has room."""
-    if verdict.ok:
-        return ""
-    return may_run_out(verdict.runs_out) if verdict.possible else NO_ROOM
+    if not verdict.possible:
+        return NO_ROOM
+    return "" if verdict.ok and verdict.runs_out <= UNLIKELY else may_run_out(verdict.runs_out)
 
 
 def choices(prepared: Prepared, timeline: Timeline) -> Iterator[ChoiceChange]:
