@@ -14,6 +14,7 @@ from clustersim.explain.explain import explain, weighed_again
 from clustersim.explain.stalls import causes, costliest
 from clustersim.explain.step_words import LossRemedy, StepLoss
 from clustersim.explain.verdict import verdict, weighed_losses
+from clustersim.studies.what_if.otherwise import each_change
 
 FEW_MICRO_BATCHES = {"cluster.nodes": 2, "run.steps": 2, "parallel.global_batch_size": 16}
 """Two machines and a step of one micro-batch: gradients over the network are exposed."""
@@ -139,6 +140,23 @@ def test_messages_between_stages_are_weighed_by_the_knobs_of_the_network():
     assert text.endswith("of PP, but NVLink bandwidth x2 would save no more than 0.1% of the time per sample.")
     text = verdict(result.facts(), explained.charged, {"NVLink": 0.15})
     assert text.endswith("NVLink bandwidth x2 would save at most 15.0% of the time per sample.")  # a bound, not a run
+
+
+FLAPPING = [{"match": "node0/nic0", "factor": 0.001, "from": "0 s", "until": "0.1 s", "every": "1 s"}]
+
+
+def test_a_link_that_flaps_is_not_said_to_be_shared():
+    """It once was "transfers share node#/nic# -> leaf#", where nobody else was on it; and what if fewer steps were
+    played was told as a remedy."""
+    changes = {"run.steps": 6, "cluster.changes": FLAPPING}
+    result = package.load("ddp_gpt2_xl_2x8_a100", changes).run()
+    explained = explain(result.timeline, result.facts(), bounded=False)
+    assert explained.verdict.endswith("is lost because the rate of the link node0/nic0 -> leaf0 changes in the run.")
+    assert any("The link node0/nic0 -> leaf0 is slower for a while" in sentence for sentence in explained.causes)
+    assert not any("shared link" in sentence for sentence in explained.path)
+    did, nothing = each_change(result.prepared.scenario, result.timeline)
+    assert [line.partition("=")[0] for line in did] == ["without cluster.changes"]
+    assert not nothing
 
 
 @pytest.mark.parametrize(

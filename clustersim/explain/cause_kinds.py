@@ -16,6 +16,7 @@ from clustersim.explain.charges import Charge
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.knobs import KNOB_NAMED, WIDER
 from clustersim.explain.stalls import Causes, costliest
+from clustersim.explain.transfers import CHANGED, OF_LINKS, sort_of
 from clustersim.explain.whatif import link_kinds_of, whatif
 
 FACTOR = 2.0
@@ -98,7 +99,7 @@ def weighed(causes: Causes, kinds: Sequence[CauseKind], savings: Mapping[str, fl
 
 def subjects(causes: Causes, kind: CauseKind) -> str:
     """What a kind's charges name, in a few words."""
-    if kind.knob in WIDER:
+    if kind.knob in WIDER or kind.first.cause == CHANGED:
         return _links(causes, kind)
     names = list(dict.fromkeys(charge.subject for charge in kind.charges))
     moved = _moved(causes, kind.first)
@@ -113,13 +114,17 @@ def _links(causes: Causes, kind: CauseKind) -> str:
     names = {charge.subject for charge in kind.charges}
     link = kind.first.link
     own_name = use.link_names[link] if use is not None and link >= 0 else kind.first.subject
-    several = len(names) > 1 or "#" in kind.first.subject
+    if kind.first.cause == CHANGED and use is not None:
+        alike = (sort_of(use.link_names[int(changing)]) for changing in use.changing)
+        several = sum(name in names for name in alike) > 1
+    else:
+        several = len(names) > 1 or "#" in kind.first.subject
     return f"{'links such as' if several else 'the link'} {own_name}"
 
 
 def _remedy(causes: Causes, charge: Charge) -> tuple[tuple[str, ...], str]:
     """What distinguishes a charge's kind from others, and the knob of its remedy."""
-    if charge.cause in {"link", "shared link"}:
+    if charge.cause in OF_LINKS:
         return _wider(causes, charge)
     moved = _moved(causes, charge)
     if charge.cause == "kernels" and moved is not None:

@@ -14,6 +14,7 @@ from clustersim.explain import sentences
 from clustersim.explain.metrics import has_steps
 from clustersim.explain.pace import peers_named
 from clustersim.explain.sentences import op_quoted
+from clustersim.explain.transfers import CHANGED
 
 if TYPE_CHECKING:
     from clustersim.explain.charges import Charge
@@ -48,6 +49,7 @@ class CauseWords:
 CAUSES = (
     CauseWords("link", "{subject} cannot carry more", sentences.narrow_link),
     CauseWords("shared link", "transfers share {subject}", sentences.shared_link),
+    CauseWords(CHANGED, "the rate of {subject} changes in the run", sentences.shared_link),
     CauseWords("kernels", "communication kernels limit {subject}", sentences.limited_by_kernels),
     CauseWords(
         "latency", "collectives are too small: latency, not bandwidth, limits {subject}", sentences.latency_bound

@@ -30,7 +30,7 @@ from clustersim.explain.pieces import (
     staged,
     workers,
 )
-from clustersim.explain.transfers import TransferFacts, sort_of
+from clustersim.explain.transfers import OF_LINKS, TransferFacts, sort_of
 
 _WAITS = frozenset((int(PieceRule.PEER), int(PieceRule.QUEUED)))
 _EXPOSED = int(PieceState.EXPOSED)
@@ -242,7 +242,7 @@ class ChargeBook:
         facts = self.facts[op]
         if self._serves(op):
             return Blame("parameter server", "server", link=facts.link)
-        if facts.limit in {"link", "shared link"} and self.timeline.links is not None:
+        if facts.limit in OF_LINKS and self.timeline.links is not None:
             return Blame(facts.limit, sort_of(self.timeline.links.link_names[facts.link]), link=facts.link)
         return Blame(facts.limit, messages(info) or sort_of(info.name))
 

@@ -21,9 +21,9 @@ from clustersim.explain.chase import RankMeetings
 from clustersim.explain.columns import RankSpans
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pieces import KERNELS, STATES, by_class, kernel_state
-from clustersim.explain.transfers import TransferFacts, transfer_facts
+from clustersim.explain.transfers import OF_LINKS, TransferFacts, transfer_facts
 
-PATH_KINDS = (*KERNELS, "latency", "link", "shared link", "kernels", "transfer", "host", "idle", "queue")
+PATH_KINDS = (*KERNELS, "latency", *OF_LINKS, "kernels", "transfer", "host", "idle", "queue")
 """What a piece of the path can be: a kernel's bound, optimizer, a transfer's limit, the host, an empty queue of the
 device (measured runs), a queue at a server."""
 
@@ -140,7 +140,7 @@ class _PathWalk:
         limit = "transfer" if fact is None or fact.limit == "unknown" else fact.limit
         if fact is not None and limit == "latency":
             limit = "link" if fact.link >= 0 and fact.alone <= fact.ceiling else "kernels"
-        link = fact.link if fact is not None and limit in {"link", "shared link"} else -1
+        link = fact.link if fact is not None and limit in OF_LINKS else -1
         return [
             PathPiece(op, rank, start + latency, end, limit, link),
             PathPiece(op, rank, start, start + latency, "latency"),

@@ -2,8 +2,8 @@
 
 An instant of a rank that is not useful compute is charged to
 
-* ``link``, ``shared link``, ``kernels``, ``latency``: a transfer runs and nothing computes beside it; which of them is
-  what holds that transfer (:mod:`clustersim.explain.transfers`).
+* ``link``, ``shared link``, ``changed link``, ``kernels``, ``latency``: a transfer runs and nothing computes beside it;
+  which of them is what holds that transfer (:mod:`clustersim.explain.transfers`).
 * ``late start``: as above, but the network had been idle in this step's backward for as long before the first gradients
   came: had they come as they were made, that much of what is exposed could have been hidden.
 * ``slow rank``, ``jitter``: it waits for a peer that still computes. A rank whose kernels take longer than its role's

@@ -20,6 +20,11 @@ LONGER = 1.1
 """A load that flows so many times as long as an op's earlier ones is what the op waits for."""
 
 
+CHANGED = "changed link"
+OF_LINKS = ("link", "shared link", CHANGED)
+"""What of its links holds a transfer: what one carries, that others use it as well, that its rate changes."""
+
+
 @dataclass(frozen=True, eq=False)
 class TransferFacts:
     """Of one op's transfers, all groups together.
@@ -32,7 +37,7 @@ class TransferFacts:
     link : the link that allows least (-1: unknown); of a transfer that is slower than its links allow at their own
         rate, the one of them whose rate changed, if any did. runner_up : the next narrowest of another sort, and what
         it allows.
-    limit : ``"latency"``, ``"link"``, ``"shared link"``, ``"kernels"`` or ``"unknown"``.
+    limit : one of :data:`OF_LINKS`, ``"latency"``, ``"kernels"`` or ``"unknown"``.
     """
 
     seconds: float
@@ -157,8 +162,8 @@ def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _OpFlows | No
     if latency > LATENCY_SHARE * seconds:
         limit = "latency"
     elif rate < CONTENDED * min(alone, ceiling):
-        limit = "shared link"
         link = _changed(use, int(flows.load[owner]), link)
+        limit = CHANGED if link in use.changing else "shared link"
     else:
         limit = "link" if alone <= ceiling else "kernels"
     return TransferFacts(seconds, latency, rate, alone, ceiling, link, (runner_up, allowed), limit)

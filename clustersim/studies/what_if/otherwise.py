@@ -193,11 +193,16 @@ def at_most(explanation: Explanation) -> list[str]:
     return [f"would save at most: of the step {', '.join(named)}"] if named else []
 
 
+HOW_LONG = frozenset({"run.steps"})
+"""What says how much of a run is played, and nothing of it."""
+
+
 def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list[str]]:
     """A sentence for each change of a scenario, by a run without it: of those that matter, and of those without which
     the steps take just as long.
 
-    A change that others need (``parallel.tp`` that ``parallel.sequence_parallel`` needs) is left out with them.
+    A change that others need (``parallel.tp`` that ``parallel.sequence_parallel`` needs) is left out with them; how
+    many steps are played is none.
     """
     now = breakdown(timeline)
     did: list[str] = []
@@ -206,6 +211,8 @@ def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list
     exposed = float(now.over(workers(timeline))[PieceState.EXPOSED])
     tried: set[frozenset[str]] = set()
     for key in scenario.changes:
+        if key in HOW_LONG:
+            continue
         gone, without_key, step = _without(scenario, key, took)
         if frozenset(gone) in tried:
             continue
