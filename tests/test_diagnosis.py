@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from clustersim.studies.diagnosis.answer import (
     SOURCES,
     TELLS,
     _decides,
+    _job,
     _told,
     judged,
 )
@@ -215,6 +218,46 @@ def test_every_cause_has_something_to_look_at_and_some_evidence_that_tells_it():
     assert set().union(*TELLS.values()) == set(KINDS)
 
 
+def profiled(folder, samples, device=None):
+    """Profiles of two ranks, four steps of one product and an all_reduce; of rank 1 so many ``samples``, where rank 0
+    has four, and as much longer."""
+    folder.mkdir()
+    for rank, rows in enumerate((4, samples)):
+        events = []
+        for step in range(4):
+            begin = step * 10_000.0
+            span = {"ph": "X", "pid": 1, "tid": 1}
+            mm = {"Input Dims": [[rows, 64], [64, 64]]}
+            note = {"Input Dims": [[4096]], "Input type": ["float"]}
+            annotation = span | {"cat": "user_annotation"}
+            events += [
+                annotation | {"name": f"ProfilerStep#{step}", "ts": begin, "dur": 9_900.0},
+                span | {"cat": "cpu_op", "name": "aten::mm", "ts": begin + 10, "dur": 500.0 * rows, "args": mm},
+                annotation | {"name": "gloo:all_reduce", "ts": begin + 9000, "dur": 100.0, "args": note},
+            ]
+        info = {"rank": rank, "world_size": 2, "backend": "gloo"}
+        devices = [{"id": 0, "name": device}] if device else []
+        profile = {"distributedInfo": info, "deviceProperties": devices, "traceEvents": events}
+        (folder / f"rank{rank}.json").write_text(json.dumps(profile))
+    return traces.read([folder / f"rank{rank}.json" for rank in range(2)])
+
+
+def test_a_rank_that_is_given_more_samples_is_no_slow_cpu(tmp_path):
+    """Twice the samples were told as "slow_cpu of rank 1", with its governor and threads to look at."""
+    profiled(tmp_path / "more", 8)
+    given = diagnose([tmp_path / "more"])
+    assert given.suspects[0].words == "more_work of rank 1"
+    assert given.suspects[0].look_at.startswith("how many samples and tokens")
+    assert "the matrix products of rank(s) 1 have up to 2.00 times the FLOPs of others'" in given.findings[0]
+
+
+def test_what_to_look_at_on_amd_s_gpus_are_amd_s_own_tools(tmp_path):
+    job = _job([("kineto", profiled(tmp_path / "amd", 4, device="AMD Instinct MI300X"))], on_cpu=False, beside=False)
+    assert job.on_amd
+    told = [_told(Suspect(kind, rank=1), 0.5, job).look_at for kind in NEXT]
+    assert not [text for text in told if re.search("nvidia|Xid|cuda|nccl-tests", text, re.IGNORECASE)]
+
+
 def test_suspects_are_every_kind_at_every_place():
     site = Site(2, {0: "a", 1: "b"}, ("a/mlx5_0",))
     of_kind = {kind: [s for s in site.suspects() if s.kind == kind] for kind in KINDS}
@@ -370,7 +413,8 @@ def test_where_every_file_is_given_what_is_next_on_a_cpu_names_no_tool_of_gpus()
     """Of ranks without a GPU it said "nvidia-smi ... swap the GPU" where no further file would tell two apart."""
     slow = Suspect("slow_gpu", rank=1)
     late = Suspect("slow_host", host="a")
-    on_cpu, on_gpu = ((_told(slow, 0.5, without, False), _told(late, 0.4, without, False)) for without in (True, False))
+    jobs = (_job([], without, beside=False) for without in (True, False))
+    on_cpu, on_gpu = ((_told(slow, 0.5, job), _told(late, 0.4, job)) for job in jobs)
     text = _decides(*on_cpu, list(SOURCES))
     assert text.startswith("slow_cpu of rank 1 or slow_host of machine a: ")
     assert "OMP_NUM_THREADS" in text

@@ -25,13 +25,15 @@ from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
 from clustersim.explain.last_rank import SAME_CLOCK
 from clustersim.explain.metrics import steady_window
 from clustersim.files.traces.messages import Key, messages
-from clustersim.files.traces.profiled import BACKEND, PHASES, ProfiledWork, RankCollective, RankTrace
+from clustersim.files.traces.profiled import BACKEND, PHASES, PRODUCT_FLOPS, ProfiledWork, RankCollective, RankTrace
 
 HOST_BOUND = 20e-6
 """A kernel that starts this soon [s] after its launch call was waited for: the queue was empty."""
 
 DEVICE = "device: "
 """Begins the name of a number in ``stats``: how many ranks ran on a device of that name."""
+AMD = f"{DEVICE}AMD "
+"""How that begins where ROCm names it, such as ``"AMD Instinct MI300X"``."""
 
 SKIPPED = "skipped: "
 """Begins the name of a number in ``stats``: how many events a reader left out, for a reason."""
@@ -72,6 +74,7 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     stats |= {"ranks_measured": float(len(traces))}
     stats |= {f"{DEVICE}{name}": float(n) for name, n in Counter(t.device for t in traces if t.device).items()}
     stats |= {f"{BACKEND}{trace.backend}": 1.0 for trace in traces[:1] if trace.backend}
+    stats |= {f"{PRODUCT_FLOPS}{t.rank}": t.product_flops for t in traces if t.product_flops}
     if on_cpu := sum(trace.on_cpu for trace in traces):
         stats[WITHOUT_GPU] = float(on_cpu)
     largest = max(abs(o) for o in offsets.values())

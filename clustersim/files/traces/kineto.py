@@ -33,12 +33,14 @@ from clustersim.files.traces.joining import join
 from clustersim.files.traces.kineto_json import (
     KERNEL_ARGS,
     NOTE_ARGS,
+    PRODUCTS,
     KernelArgs,
     KinetoEvent,
     KinetoFile,
     KinetoInfo,
     decoded,
     input_bytes,
+    product_flops,
     ranks_named,
 )
 from clustersim.files.traces.profiled import (
@@ -227,6 +229,9 @@ class _KinetoReader:
         self.schedule = AnnotatedSchedule((e.name, e.ts, e.ts + e.dur) for e in events if e.cat == "user_annotation")
         for notes in self.notes.values():
             notes.sort(key=lambda e: e.ts)
+        for event in self.operators:
+            if event.name in PRODUCTS:
+                self.trace.product_flops += product_flops(event.name, NOTE_ARGS.decode(event.args))
         if self.kernels:
             for event in self.kernels:
                 self._kernel(event)

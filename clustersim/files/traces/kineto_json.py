@@ -161,6 +161,24 @@ def _up_to_last(text: bytes | bytearray) -> KinetoFile | None:
     return None
 
 
+PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+"""Operators that are products of matrices -> which input is the first factor."""
+
+
+def product_flops(name: str, args: NoteArgs) -> float:
+    """FLOPs of a product, by the shapes of its factors, ``(..., m, k)`` and ``(..., k, n)``; 0 where they are not
+    told."""
+    dims = args.dims
+    first = PRODUCTS[name]
+    if not isinstance(dims, list) or len(dims) < first + 2:
+        return 0.0
+    left, right = dims[first : first + 2]
+    shapes = isinstance(left, list) and isinstance(right, list) and len(left) >= 2 and len(right) >= 2
+    if not shapes or not all(isinstance(size, int) for size in (*left, *right)):
+        return 0.0
+    return 2.0 * math.prod(left) * right[-1]
+
+
 def ranks_named(ranks: str | list[int] | None) -> tuple[int, ...]:
     """Ranks from Kineto's text ``"[0, 1, 2, 3]"``; empty where it is cut off (``...``)."""
     if isinstance(ranks, list):

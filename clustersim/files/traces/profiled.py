@@ -92,7 +92,8 @@ def unsized(
 
 @dataclass
 class RankTrace:
-    """One rank's profile; ``work`` is what its streams ran that is no collective."""
+    """One rank's profile; ``work`` is what its streams ran that is no collective, ``product_flops`` those of its
+    matrix products in all steps, 0 where no shapes are told."""
 
     rank: int
     world: int
@@ -105,6 +106,7 @@ class RankTrace:
     base: int = 0
     backend: str = ""
     on_cpu: bool = False
+    product_flops: float = 0.0
 
     @property
     def begin(self) -> float:
@@ -112,6 +114,8 @@ class RankTrace:
         return min([record.start for record in self.seen] + [record.start for record in self.work])
 
 
+PRODUCT_FLOPS = "FLOPs of products of rank "
+"""How the entry of a Timeline's ``stats`` begins that has those of a rank's matrix products, of all steps."""
 BACKEND = "backend: "
 """Of the entry of a Timeline's ``stats`` that names the library its collectives went through."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,11 +15,13 @@ from clustersim.core.texts import Plain
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.files import traces
 from clustersim.files.traces import Samples, files
+from clustersim.files.traces.joining import AMD
 from clustersim.files.traces.told import Cabling, Cause, HangReport, KernelSums, LinkCounters, NcclLog, TrainingLog
 from clustersim.studies.diagnosis import benchmark_findings, hang_findings, log_findings, profile_findings
 from clustersim.studies.diagnosis.suspects import (
     HANGING,
     LINKS_SLOW,
+    NAMES_OF_MORE_WORK,
     NOTHING,
     RANK_SLOW,
     SLOWING,
@@ -81,6 +84,21 @@ NEXT_ON_CPU = {
     "far_nic": "lstopo there: CPU affinity and which slot the NIC is in",
 }
 """The same where no GPU is."""
+NEXT_ON_AMD = {
+    "slow_gpu": "amd-smi metric (clocks, power, throttling) there; whether its batches are as large as others'; swap "
+    "the GPU, or leave its machine out",
+    "hot_gpu": "amd-smi metric --temperature --power there: fans, dust, the inlet; leave its machine out",
+    "ecc_stall": "amd-smi metric --ecc, amd-smi bad-pages and RAS lines of dmesg there; reset the GPU, or swap it",
+    "slow_host": "the host there: CPU governor, other processes, PCIe width (amd-smi metric --pcie), rccl-tests",
+    "far_nic": "rocm-smi --showtopo there, CPU affinity and which slot the NIC is in",
+    "gdr_off": "whether the kernel has peer memory (ib_peer_mem or dma-buf) there, NCCL_NET_GDR_LEVEL",
+    "dead_rank": "the last lines of its own log, dmesg (out of memory, amdgpu's lines), and the exit code",
+    "stuck_kernel": "amdgpu's lines of dmesg (reset, page fault), amd-smi there, rocgdb or a core dump of its GPU",
+    "stuck_message": "the GPUs and NICs at both ends (dmesg, ibstat); whether both send first",
+}
+"""The same of AMD's GPUs."""
+NEXT_OF_MORE_WORK = "how many samples and tokens it has beside others: the sampler, lengths, padding; share them evenly"
+"""The same of a rank that has more to do."""
 OF_GPUS = frozenset({"hot_gpu", "ecc_stall", "gdr_off", "stuck_kernel"})
 """Causes that only a job on GPUs can have; a slow rank is there for either."""
 
@@ -119,7 +137,8 @@ OF_NCCL = frozenset({"inspector", "nccl", "tests"})
 class RankedSuspect(msgspec.Struct, frozen=True):
     """A suspect, its share of all likelihood, and what to look at next.
 
-    on_cpu : whether the job's ranks have no GPU. beside : whether something slows the whole job besides.
+    on_cpu : whether the job's ranks have no GPU. beside : whether something slows the whole job besides. more_work :
+    whether the rank is given more to do than others.
     """
 
     kind: str
@@ -131,11 +150,12 @@ class RankedSuspect(msgspec.Struct, frozen=True):
     look_at: str
     on_cpu: bool = False
     beside: bool = False
+    more_work: bool = False
 
     @property
     def words(self) -> str:
         """The cause and the place."""
-        return suspect_words(self.kind, self.place, on_cpu=self.on_cpu, beside=self.beside)
+        return suspect_words(self.kind, self.place, on_cpu=self.on_cpu, beside=self.beside, more_work=self.more_work)
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -216,7 +236,8 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
     logs = [answer for _, answer in read if isinstance(answer, NcclLog)]
     whole_job = list(dict.fromkeys(cause for log in logs for cause in log_findings.of_whole_job(log)))
     given = [name for name in SOURCES if any(finding.source == name for finding in findings)]
-    told = [_told(suspect, share, on_cpu, bool(whole_job)) for suspect, share in ranked(suspects, findings)[:LISTED]]
+    job = _job(read, on_cpu, beside=bool(whole_job))
+    told = [_told(suspect, share, job) for suspect, share in ranked(suspects, findings)[:LISTED]]
     return Diagnosis(
         suspects=told,
         findings=[finding.text for finding in findings],
@@ -227,14 +248,30 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
     )
 
 
-def _told(suspect: Suspect, share: float, on_cpu: bool, beside: bool) -> RankedSuspect:
+@dataclass(frozen=True)
+class _Job:
+    """What of a job says how its suspects are told: on which processors it ran (``on_cpu``, ``on_amd``), whether
+    something slows all of it (``beside``), and which ranks have more to do than others (``more_work``)."""
+
+    on_cpu: bool
+    on_amd: bool
+    beside: bool
+    more_work: frozenset[int]
+
+
+def _job(read: Sequence[ReadFile], on_cpu: bool, *, beside: bool) -> _Job:
+    profiles = [answer for _, answer in read if isinstance(answer, Timeline)]
+    on_amd = any(name.startswith(AMD) for profile in profiles for name in profile.stats)
+    more = (rank for profile in profiles for rank in profile_findings.more_work(profile))
+    return _Job(on_cpu, on_amd, beside, frozenset(more))
+
+
+def _told(suspect: Suspect, share: float, job: _Job) -> RankedSuspect:
     places = (suspect.place, suspect.rank, suspect.host, suspect.port)
-    return RankedSuspect(suspect.kind, *places, round(share, 4), _look_at(suspect, on_cpu=on_cpu), on_cpu, beside)
-
-
-def _look_at(suspect: Suspect, *, on_cpu: bool) -> str:
-    following = NEXT | NEXT_ON_CPU if on_cpu else NEXT
-    return following[suspect.kind]
+    more_work = suspect.kind in NAMES_OF_MORE_WORK and suspect.rank in job.more_work
+    following = NEXT | (NEXT_ON_CPU if job.on_cpu else {}) | (NEXT_ON_AMD if job.on_amd else {})
+    look_at = NEXT_OF_MORE_WORK if more_work else following[suspect.kind]
+    return RankedSuspect(suspect.kind, *places, round(share, 4), look_at, job.on_cpu, job.beside, more_work)
 
 
 def _without_gpus(read: Sequence[ReadFile]) -> bool:

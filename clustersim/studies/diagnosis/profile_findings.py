@@ -7,8 +7,8 @@ transfer takes, beside the quickest steps. All are durations on one rank, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.core.units import format_time
 from clustersim.explain.pace import PAIR
+from clustersim.files.traces.profiled import PRODUCT_FLOPS
 from clustersim.studies.diagnosis import courses
 from clustersim.studies.diagnosis.courses import AGAIN, ONCE, course_of
 from clustersim.studies.diagnosis.slow_groups import of_groups, slow_groups
@@ -26,6 +27,7 @@ from clustersim.studies.diagnosis.suspects import (
     ALMOST_NEVER,
     LATE,
     LINKS_SLOW,
+    NAMES_OF_MORE_WORK,
     NOTHING,
     PARTLY,
     RANK_SLOW,
@@ -64,7 +66,8 @@ StepTransfers: TypeAlias = list[list[tuple[tuple[object, ...], float]]]
 class ProfiledSteps:
     """Of the measured ``ranks``, (steps, ranks): seconds that kernels keep a GPU ``busy``, and that it stands ``idle``
     before it begins a step. transfers : per step, what each collective is and its seconds; ``whole`` : those
-    of all its ranks, else with waiting for ranks that were not measured in it. on_cpu : there is no GPU."""
+    of all its ranks, else with waiting for ranks that were not measured in it. on_cpu : there is no GPU. more_work :
+    ranks with more to do than others -> how many times as much."""
 
     ranks: Ints
     busy: Floats
@@ -72,6 +75,7 @@ class ProfiledSteps:
     transfers: StepTransfers
     whole: bool
     on_cpu: bool = False
+    more_work: Mapping[int, float] = field(default_factory=dict)
 
 
 def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
@@ -167,7 +171,21 @@ def _steps(run: Timeline) -> ProfiledSteps:
     all_timed = bool(collectives) and all("transfer_s" in op.detail for op in collectives)
     if not all_timed:
         _bounds(run, spans, index, transfers)
-    return ProfiledSteps(ranks, busy, idle, transfers, all_timed, bool(run.stats.get(WITHOUT_GPU)))
+    on_cpu = bool(run.stats.get(WITHOUT_GPU))
+    return ProfiledSteps(ranks, busy, idle, transfers, all_timed, on_cpu, more_work(run))
+
+
+def more_work(run: Timeline) -> dict[int, float]:
+    """Ranks whose matrix products have more FLOPs than those of the rank with the fewest -> how many times as many;
+    none where no shapes are told, or most ranks have more: stages and experts differ, and nothing is wrong."""
+    flops = {
+        int(name.removeprefix(PRODUCT_FLOPS)): value
+        for name, value in run.stats.items()
+        if name.startswith(PRODUCT_FLOPS)
+    }
+    least = min(flops.values(), default=0.0)
+    more = {rank: value / least for rank, value in flops.items() if value > (1 + LEAST_SLOWER) * least}
+    return more if 2 * len(more) <= len(flops) else {}
 
 
 def _bounds(run: Timeline, spans: dict[str, Any], index: dict[int, int], transfers: StepTransfers) -> None:
@@ -215,11 +233,17 @@ def _of_slow(slow: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
     course = course_of(slow[worst].tolist(), max(LEAST_SLOWER, 0.25 * by))
     work = "operators" if steps.on_cpu else "kernels"
     text = f"profiles: {work} of rank(s) {few(sorted(slow), SHOWN)} take up to {by:.0%} longer than others', {course}"
+    given_more = struck & steps.more_work.keys()
+    if given_more:
+        most = max(steps.more_work[rank] for rank in given_more)
+        who = few(sorted(given_more), SHOWN)
+        text += f"; the matrix products of rank(s) {who} have up to {most:.2f} times the FLOPs of others'"
 
     def likely(suspect: Suspect) -> float:
         """P(these ranks' kernels take longer | suspect)."""
         if suspect.kind in RANK_SLOW:
-            weight = courses.likely(course, suspect.kind)
+            of_work = SURE if suspect.kind in NAMES_OF_MORE_WORK else UNLIKELY
+            weight = of_work if suspect.rank in given_more else courses.likely(course, suspect.kind)
             return weight / len(struck) ** 2 if suspect.rank in struck else ALMOST_NEVER
         if suspect.kind == "slow_host":
             of_host = site.of_host(suspect.host)

@@ -37,6 +37,8 @@ RANK_SLOW = frozenset({"slow_gpu", "hot_gpu", "ecc_stall"})
 """Kinds whose kernels take longer on one rank."""
 NAMES_ON_CPU = {"slow_gpu": "slow_cpu"}
 """Kinds that have another name where no GPU is."""
+NAMES_OF_MORE_WORK = {"slow_gpu": "more_work"}
+"""Kinds that have another name where the rank is given more to do, which no GPU or CPU is to blame for."""
 LATE = frozenset({"slow_data", "garbage_collection"})
 """Kinds in which a rank's GPU stands still before a step."""
 LINKS_SLOW = frozenset({"slow_link", "flapping_link", "congestion"})
@@ -69,12 +71,13 @@ class Suspect(msgspec.Struct, frozen=True):
         return suspect_words(self.kind, self.place)
 
 
-def suspect_words(kind: str, place: str, *, on_cpu: bool = False, beside: bool = False) -> str:
+def suspect_words(kind: str, place: str, *, on_cpu: bool = False, beside: bool = False, more_work: bool = False) -> str:
     """A suspect in words; where no GPU is, what makes a rank slow is its CPU. beside : whether something slows the
-    whole job besides, so that nothing *else* may be wrong."""
+    whole job besides, so that nothing *else* may be wrong. more_work : whether the rank has more to do than others."""
     if kind == NOTHING:
         return "nothing else is wrong" if beside else "nothing is wrong"
-    name = NAMES_ON_CPU.get(kind, kind) if on_cpu else kind
+    names = NAMES_OF_MORE_WORK if more_work else NAMES_ON_CPU if on_cpu else {}
+    name = names.get(kind, kind)
     return f"{name} of {place}"
 
 
