@@ -56,6 +56,15 @@ def test_a_machine_whose_file_does_not_say_is_unknown_and_that_is_said():
     assert "host memory" not in str(held(scenario.load(NAME)).verdict)
 
 
+def test_what_an_optimizer_on_the_host_takes_is_told_with_what_is_assumed_of_the_host():
+    """Steps of 7B on 8 A800 were published 2.5 times as long as played, and nothing was said of threads."""
+    (told,) = (note for note in scenario.load(NAME, AWAY).run().notes if "OMP_NUM_THREADS" in note)
+    assert told.startswith("the optimizer on the CPU takes ")
+    own = {**AWAY, "strategy.dram_bandwidth": "100 GB/s"}
+    for changes in (own, {}):
+        assert not [note for note in scenario.load(NAME, changes).run().notes if "OMP_NUM_THREADS" in note]
+
+
 def test_nothing_larger_fits_where_the_host_is_too_small(clustersim, tmp_path):
     changes = [f"{key}={value}" for key, value in {**AWAY, "cluster.topology": machine(tmp_path, "50 GiB")}.items()]
     options = [word for change in changes for word in ("--set", change)]

@@ -176,7 +176,7 @@ def product_flops(name: str, args: NoteArgs) -> float:
     shapes = isinstance(left, list) and isinstance(right, list) and len(left) >= 2 and len(right) >= 2
     if not shapes or not all(isinstance(size, int) for size in (*left, *right)):
         return 0.0
-    return 2.0 * math.prod(left) * right[-1]
+    return 2.0 * float(math.prod(left) * right[-1])
 
 
 def ranks_named(ranks: str | list[int] | None) -> tuple[int, ...]:

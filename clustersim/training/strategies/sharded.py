@@ -191,6 +191,10 @@ def pinned_copy(
     return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
 
 
+ON_HOST = "optimizer on the CPU"
+"""What the optimizer of an offload is called."""
+
+
 class Host(msgspec.Struct, frozen=True):
     """The CPU's side of an offload.
 
@@ -210,9 +214,8 @@ class Host(msgspec.Struct, frozen=True):
         """The optimizer on the CPU: bound by DRAM, which all ranks of a node share. ``beside`` : bytes of DRAM traffic
         per parameter that a framework adds to Adam's."""
         seconds = numel * (ADAM_HOST_BYTES + beside) * self.ranks / self.dram
-        name = "optimizer on the CPU"
         phase = "optimizer"
-        return ops.add(Compute(name, seconds, HOST_STREAM, after, phase, "host", step=ops.step))
+        return ops.add(Compute(ON_HOST, seconds, HOST_STREAM, after, phase, "host", step=ops.step))
 
 
 def check_bandwidths(pcie_bandwidth: str | None, dram_bandwidth: str | None) -> None:
