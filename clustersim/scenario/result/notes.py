@@ -90,7 +90,7 @@ def _host_copies(result: Result) -> Iterator[str]:
 def _host_optimizer(result: Result) -> Iterator[str]:
     """What is assumed of an optimizer on the host: memory as fast as all cores of a node read it, unless a rate of the
     user's own says otherwise. LLaMA-7B on eight A800 (chenyaofo's gist d4cd6a20ab4b95cb3a49491747e2139a, DeepSpeed
-    0.14.2, 64 samples of 4,096 tokens) takes 31 to 35 s a step with it and 14 to 15 s without; here it has 1 s of 13."""
+    0.14.2, 64 samples of 4,096 tokens) takes 31 to 35 s a step with it and 14 to 15 s without; here it has 1 of 13."""
     config = result.scenario.config
     if not config.offloads_optimizer or getattr(config, "dram_bandwidth", None) is not None:
         return
