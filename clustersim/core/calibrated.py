@@ -44,7 +44,9 @@ class Provenance:
     ----------
     date : ``"2026-11-21"``. data : files. versions : of NCCL or PyTorch, as the data say. rows : measurements used.
     refused : constant -> why the data cannot tell it; it keeps its default.
-    spans : of NCCL's collectives, what was measured; empty where that is not recorded, or none was.
+    spans : of NCCL's collectives, what was measured; empty where that is not recorded, or none was. errors : by class
+        of sizes (:func:`clustersim.core.ranges.size_class`), the median |relative error| that the fit leaves of its own
+        rows.
     """
 
     date: str = ""
@@ -53,6 +55,7 @@ class Provenance:
     rows: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
     spans: tuple[MeasuredSpan, ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class Calibration:
         spans = self.provenance.spans
         if spans or not self.nccl:
             spans = tuple(dict.fromkeys((*spans, *base.provenance.spans)))
-        return Calibration(**merged, provenance=replace(self.provenance, spans=spans))
+        errors = self.provenance.errors or base.provenance.errors
+        return Calibration(**merged, provenance=replace(self.provenance, spans=spans, errors=errors))
 
 
 def names(part: str) -> tuple[str, ...]:

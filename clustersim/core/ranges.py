@@ -36,7 +36,7 @@ class PredictionRange(msgspec.Struct, frozen=True):
         ``"published"`` (several publishers have rows of this machine, or this one's software has), ``"similar"``
         (others of its kind have), ``"new"`` (nobody has published rows of its transport, so it is a draw from all
         transports; or no steps on its generation of GPUs). outside : why numbers of the machine say nothing of it,
-        where it has some; else empty.
+        where it has some, or how far they are from what was fitted to them; else empty.
     """
 
     p50: float
@@ -118,9 +118,22 @@ def of_collective(
     ranges = [_widened(data[name], size_class(nbytes), of_kind, name) for name in names]
     p50 = max(around.p50 for around in ranges)
     p90 = max(around.p90 for around in ranges)
+    left = _left_by_fit(topology, nbytes) if has_numbers and not reason else 0.0
+    if left > p50:
+        p50, p90 = left, min(p90 + left - p50, WIDEST)
+        reason = f"the fit leaves the machine's own rows {left:.0%} off in the median"
     if one_flow_each(kind, count):
         p90 = SHARED_UPLINK * (1.0 + p90) - 1.0
     return replace(ranges[-1], p50=p50, p90=p90, outside=reason)
+
+
+WIDEST = 0.95
+"""Half-width of a range that a fit makes wider, at most: times are above zero."""
+
+
+def _left_by_fit(topology: Topology, nbytes: float) -> float:
+    """How far a fit leaves a machine's own rows of a class of sizes, in the median; 0 where no file says."""
+    return 0.0 if topology.calibration is None else topology.calibration.provenance.errors.get(size_class(nbytes), 0.0)
 
 
 def unmeasured_reason(

@@ -12,7 +12,7 @@ from clustersim.calibrate.captured import Capture, noise, read_capture
 from clustersim.calibrate.fit.calibrated import Calibrated, held_out
 from clustersim.calibrate.fit.device import DeviceTimes, device_times
 from clustersim.calibrate.fit.host import LIBRARIES, host_times
-from clustersim.calibrate.fit.of_logs import LogPlays, fit_log, measured_spans
+from clustersim.calibrate.fit.of_logs import LogPlays, errors_left, fit_log, measured_spans
 from clustersim.calibrate.fit.solve import fit
 from clustersim.cluster import files as fabrics
 from clustersim.core.calibrated import Calibration, Provenance
@@ -52,6 +52,7 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
         rows=sum(len(part_fit.measured) for part_fit in fits),
         refused={name: why for part_fit in fits for name, why in part_fit.refused.items()},
         spans=tuple(measured_spans(described)),
+        errors={} if of_nccl is None else errors_left(of_nccl.fitted, of_nccl.times),
     )
     parts = {part_fit.part: part_fit.told for part_fit in fits}
     library = next((host for host in hosts if host.rows), hosts[0])

@@ -89,6 +89,7 @@ def calibrate_logs(
         rows=len(times.rows),
         refused={name: why for name, why in fitted.refused.items() if why != UNUSED},
         spans=tuple(measured_spans(times)),
+        errors=errors_left(fitted, times),
     )
     return Calibrated(
         fits=(fitted,),
@@ -106,6 +107,13 @@ def calibrate_logs(
             *(undecided(described, log_plays.played) if log_fit.explained is None else ()),
         ),
     )
+
+
+def errors_left(fitted: FitResult, times: NcclTimes) -> dict[str, float]:
+    """By class of sizes, the median |relative error| of its own rows after a fit of NCCL's."""
+    classes = np.array(times.classes)
+    errors = np.abs(fitted.after / fitted.measured - 1.0)
+    return {name: float(np.median(errors[classes == name])) for name in dict.fromkeys(times.classes)}
 
 
 @dataclass(frozen=True, eq=False)

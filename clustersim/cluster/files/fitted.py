@@ -76,7 +76,8 @@ class CalibrationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ----------
     date : of the fit. data : files it is from. versions : of the software measured. rows : how many.
     spans : what of NCCL's collectives was measured: other predictions are no better known than an uncalibrated
-        machine's. nccl, gloo, mpi, device : constants by name. refused : constants that the rows cannot tell, and why.
+        machine's. errors : what the fit leaves of its own rows in the median, by class of sizes: predictions are no
+        surer. nccl, gloo, mpi, device : constants by name. refused : constants that the rows cannot tell, and why.
     """
 
     date: str = ""
@@ -84,6 +85,7 @@ class CalibrationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     versions: list[str] = []
     rows: int = 0
     spans: list[SpanSpec] = []
+    errors: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
     nccl: dict[str, ConstantSpec] = {}
     gloo: dict[str, ConstantSpec] = {}
     mpi: dict[str, ConstantSpec] = {}
@@ -101,7 +103,9 @@ def calibration(spec: CalibrationSpec, where: str) -> Calibration:
                 raise TopologyError(f"{path}: no constant of that name; {nearest(name, names(part))}")
             constants.setdefault(part, {})[name] = _constant(given, unit_of(part, name), path)
     spans = tuple(_span(span, f"{where}: $.calibration.spans[{i}]") for i, span in enumerate(spec.spans))
-    provenance = Provenance(spec.date, tuple(spec.data), tuple(spec.versions), spec.rows, dict(spec.refused), spans)
+    provenance = Provenance(
+        spec.date, tuple(spec.data), tuple(spec.versions), spec.rows, dict(spec.refused), spans, dict(spec.errors)
+    )
     try:
         return Calibration(**constants, provenance=provenance)
     except TopologyError as error:
@@ -159,6 +163,9 @@ def _lines(calibration: Calibration) -> Iterator[str]:
         yield "spans = ["
         yield from (f"  {{ {', '.join(_span_fields(span))} }}," for span in provenance.spans)
         yield "]"
+    if provenance.errors:
+        left = ", ".join(f"{toml_value(name)} = {error:.3g}" for name, error in provenance.errors.items())
+        yield f"errors = {{ {left} }}"
     for part in PARTS:
         constants: Mapping[str, Constant] = getattr(calibration, part)
         if constants:
