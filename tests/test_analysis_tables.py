@@ -18,6 +18,7 @@ from clustersim import engine
 from clustersim.core.facts import RunFacts
 from clustersim.core.program import Compute
 from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.core.units import format_time
 from clustersim.explain.bounds import bounds, warnings
 from clustersim.explain.compare import compare, sentences
 from clustersim.explain.hotspots import hotspots, parts
@@ -174,6 +175,11 @@ def test_differences_add_up_and_come_worst_first():
     assert back.ops["difference_s"].sum() == pytest.approx(-found.ops["difference_s"].sum())
     assert found.text[0] == "a step takes 201.2 ms in A and 242.4 ms in B, 20.5% longer"
     assert "waiting for peers +" in sentences(found)[0]
+    # "+485 ms (93.95 ms to 129 ms)" of a collective: the change is of its waiting, too, and so are both ends.
+    row = int(np.argmax(np.abs(found.ops["wait_b"] - found.ops["wait_a"])))
+    alone = msgspec.structs.replace(found, ops={name: column[row : row + 1] for name, column in found.ops.items()})
+    ends = [format_time(float((found.ops[f"seconds_{side}"] + found.ops[f"wait_{side}"])[row])) for side in "ab"]
+    assert f"({ends[0]} to {ends[1]})" in sentences(alone)[0]
 
 
 def test_a_collective_of_a_profile_meets_the_simulated_one_of_its_kind_and_place():

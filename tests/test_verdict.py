@@ -142,6 +142,18 @@ def test_messages_between_stages_are_weighed_by_the_knobs_of_the_network():
     assert text.endswith("NVLink bandwidth x2 would save at most 15.0% of the time per sample.")  # a bound, not a run
 
 
+def test_of_exposed_transfer_it_is_told_what_is_a_slow_ranks():
+    """FSDP beside a slow GPU had 14.5% of exposed transfer, which README said that faster links could save."""
+    slow = {"cluster.nodes": 2, "run.steps": 2, "cluster.slow": [{"ranks": [9], "speed": 0.8}]}
+    result = package.load("fsdp_llama3_8b_64x8_h100", slow).run()
+    explained = explain(result.timeline, result.facts(), bounded=False)
+    late = explained.charged.late_exposed / (explained.charged.workers * explained.charged.length)
+    (slow_rank,) = (charge for charge in explained.charged.charges if charge.cause == "slow rank")
+    assert 0.01 < late < explained.charged.share(slow_rank)
+    words = f"of the exposed transfer {late:.1%} began late for a slow rank's sake, and no faster link saves it"
+    assert explained.shares.endswith(words)
+
+
 FLAPPING = [{"match": "node0/nic0", "factor": 0.001, "from": "0 s", "until": "0.1 s", "every": "1 s"}]
 
 

@@ -124,6 +124,7 @@ class ChargeBook:
         works[workers(timeline)] = 1
         self.weight = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks))
         self._weights = self.weight.tolist()
+        self.late_exposed = 0.0
         self._counted: set[tuple[tuple[str, str], int]] = set()  # causes, and classes whose ranks they have
         self._servers = set(np.flatnonzero(works == 0).tolist())
         self.chase = Chase(timeline, cut, self.slow)
@@ -160,6 +161,7 @@ class ChargeBook:
             if lost.rule == PieceRule.TRANSFER and (lost.op, lost.owner) in moved:
                 part, blame = moved[lost.op, lost.owner]
                 self.add(blame, lost._replace(seconds=part, state=_STALL))
+                self.late_exposed += part * self._weights[lost.owner]
                 if part >= lost.seconds:
                     continue
                 lost = lost._replace(seconds=lost.seconds - part)

@@ -28,7 +28,6 @@ from clustersim.explain.step_words import shares as step_shares
 from clustersim.explain.verdict import verdict
 from clustersim.explain.waterfall import Waterfall, waterfall
 from clustersim.explain.whatif import unused, whatif
-from clustersim.explain.where import StageSeconds
 
 WORTH_A_WORD = 0.005
 """Shares below this are told together, as the rest."""
@@ -82,7 +81,7 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
     falls = waterfall(timeline, facts, all_causes.cut)
     return Explanation(
         verdict=verdict(facts, all_causes, savings_of(bounds)),
-        shares=_shares(timeline, shares, all_causes.where),
+        shares=_shares(timeline, shares, all_causes),
         causes=_sentences(all_causes, top),
         path=_path(path, shares.step_time_s, a_step(timeline)),
         bounds=bounds["text"].tolist(),
@@ -159,18 +158,21 @@ def _ranks(cut: Pieces) -> str:
     return f"all {world:,}, which are {shown:,} when those that do the same at the same times count once"
 
 
-def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> str:
+def _shares(timeline: Timeline, table: Breakdown, all_causes: Causes) -> str:
     mean = table.over(workers(timeline))
     order = np.argsort(-mean, kind="stable")
     states = {table.states[i]: float(mean[i]) for i in order.tolist()}
     told = {name: share for name, share in states.items() if share >= WORTH_A_WORD}
     parts = [f"{name} {share:.1%}" for name, share in told.items()] + rest(told.values())
     sentence = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} {step_word(timeline)}"
-    if rows:
+    if rows := all_causes.where:
         kernels = {name: share for name, share in states.items() if name in KERNELS}
         sentence = step_shares(rows[0], kernels, states["host"])
     hidden = table.hidden_over(workers(timeline))
     tail = f"; {format_time(hidden)} of communication{a_step(timeline)} is hidden behind compute" if hidden > 0 else ""
+    late = all_causes.late_exposed / (all_causes.workers * all_causes.length or 1.0)
+    if late >= WORTH_A_WORD:
+        tail += f"; of the exposed transfer {late:.1%} began late for a slow rank's sake, and no faster link saves it"
     return f"{sentence}{tail}"
 
 

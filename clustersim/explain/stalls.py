@@ -48,6 +48,7 @@ class Causes:
 
     ``steps`` in the window; ``facts`` per transferring op; ``pace`` (world_size,) kernels' time over the role's median;
     ``late`` per step, what a late start of its communication exposes (:mod:`clustersim.explain.late_start`);
+    ``late_exposed`` [s], of all ranks together, what is exposed of transfers that began late for a slow rank's sake;
     ``room`` : whether memory has room for larger micro-batches, in words; None where it has none.
     """
 
@@ -58,6 +59,7 @@ class Causes:
     facts: dict[int, TransferFacts]
     pace: Floats
     late: dict[int, LateStart]
+    late_exposed: float = 0.0
     room: str | None = ROOM_UNKNOWN
 
     @cached_property
@@ -100,7 +102,7 @@ def causes(timeline: Timeline) -> Causes:
     late = late_starts(timeline, cut)
     book.move_late_starts(late)
     charges = sorted(book.charges.values(), key=lambda c: (-c.seconds, c.cause, c.subject))
-    return Causes(timeline, cut, steps, charges, facts, pace, late)
+    return Causes(timeline, cut, steps, charges, facts, pace, late, book.late_exposed)
 
 
 def costliest(causes: Causes, top: int | None = None) -> list[Charge]:
