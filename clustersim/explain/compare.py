@@ -251,8 +251,8 @@ def sentences(difference: RunDifference, top: int = 10) -> list[str]:
         name = repr(name_a) if name_a == name_b else f"{name_a!r} (A), {name_b!r} (B)"
         waits = float((ops["wait_b"] - ops["wait_a"])[rows].sum())
         tail = f", of which waiting for peers {_signed(waits)}" if abs(waits) > 0.01 * abs(change) else ""
-        took = (float((ops[f"seconds_{side}"] + ops[f"wait_{side}"])[rows].sum()) for side in "ab")
-        before, after = map(format_time, took)
+        ends = (float((ops[f"seconds_{side}"] + ops[f"wait_{side}"])[rows].sum()) for side in "ab")
+        before, after = map(format_time, ends)
         lines.append(f"{many}{name}: {_signed(change)} {per} ({before} to {after}){tail}")
     return lines
 

@@ -125,7 +125,7 @@ def link_kinds_of(timeline: Timeline) -> frozenset[str]:
 
 def _text(knob: str, factor: float, saving: float, link_kinds: Collection[str]) -> str:
     if saving < NOTHING:
-        saved = "nothing"
+        saved = f"nothing {PER_SAMPLE}" if knob == "batch" else "nothing"
     elif knob == "batch":
         saved = f"about {saving:.1%} {PER_SAMPLE}, {PRESENT_RATES}"
     else:
