@@ -593,6 +593,20 @@ def test_the_verdict_says_where_memory_may_run_out():
     assert "which may run out of memory (likelihood 38%)" in alone  # on the first line, where nothing is safer
 
 
+def test_nobody_is_told_to_take_what_is_likely_to_run_out_where_what_has_room_breaks_a_limit_by_little():
+    """Qwen3-32B on 48 A100 of 40 GB: "take" what runs out with 74 %, "nothing that was run leaves more room", and what
+    fits took 30.1 days of 30."""
+    memory = FullestMemory(80 * 2**30, 86 * 2**30, (76 * 2**30, 96 * 2**30))
+    tight = option(0, "fsdp", 100.0)
+    result = msgspec.structs.replace(tight.result, peak_memory_bytes=72 * 2**30, memory=memory)
+    tight = msgspec.structs.replace(tight, result=result)
+    roomy = msgspec.structs.replace(option(1, "fsdp", 90.0), reason="takes 30.1 days for 1e+11 tokens; 30.0 allowed")
+    said = verdict(plan(), judged(tight, roomy))
+    assert said.startswith("Nothing that keeps the limits is likely to fit. To try is 8 GPUs")
+    assert "; with room, 8 GPUs (hgx-a100) with fsdp (90 tokens/s +-3%) takes 30.1 days" in said
+    assert "nothing that was run leaves more room" in verdict(plan(), judged(tight))
+
+
 def test_the_next_best_with_room_is_not_called_the_next_best_of_all():
     """Of Gemma 3 on 320 B200 the table had 2.85 million tokens/s where the next best was said to have 2.53 million."""
     risky = option(2, "zero", 95.0)

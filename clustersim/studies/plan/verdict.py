@@ -15,6 +15,8 @@ from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.plan.untried import OFFLOAD
 from clustersim.studies.plan.why import fit_of_gpu, of_those_run_whole, pace
 
+LIKELY = 0.5
+"""Likelihood of running out of memory above which nobody is told to take an option."""
 MOST_NAMED = 3
 """Alternatives that are named; of more, their number is told."""
 
@@ -32,7 +34,8 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
     unit = "token" if searched.tokens else "sample"
     chosen = searched.front[0]
     place = _place(chosen, plan, searched)
-    sentence = f"Take {place}{_spend(chosen, unit)}{_risk(chosen)}.{_why_taken(plan, searched, unit)}"
+    take = "Take" if chosen.runs_out <= LIKELY else "Nothing that keeps the limits is likely to fit. To try is"
+    sentence = f"{take} {place}{_spend(chosen, unit)}{_risk(chosen)}.{_why_taken(plan, searched, unit)}"
     shared = ", ".join(knob for knob in chosen.candidate.knobs if knob in searched.common)
     common = f" Where nothing else is said: {shared}." if shared else ""
     left_out = f" Not tried, and usual: {'; '.join(searched.untried)}." if searched.untried else ""
@@ -41,7 +44,7 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
         _lead(plan, searched, unit),
         _tempting(plan, searched),
         _of_narrow_numbers(plan, searched, unit),
-        _tight(searched),
+        _tight(plan, searched, unit),
     )
     return sentence + "".join(parts) + common + left_out
 
@@ -60,7 +63,7 @@ def _cramped(searched: SearchResult) -> bool:
     return max(without_room, default=0.0) > chosen.rate * (1 + chosen.error)
 
 
-def _tight(searched: SearchResult) -> str:
+def _tight(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     """That it fits by what it needs, and not surely with what is taken besides, on GPU or host; or that nobody knows
     what a host has."""
     chosen = searched.front[0]
@@ -71,12 +74,21 @@ def _tight(searched: SearchResult) -> str:
     if not chosen.gpu_runs_out:
         return of_host
     needed = chosen.result.peak_memory_bytes
-    nothing_safer = "" if chosen.has_room else "; nothing that was run leaves more room"
+    safer = "" if chosen.has_room else _what_has_room(plan, searched, unit)
     return (
         f" Its fullest GPU needs {format_bytes(needed)}, and with the allocator's and NCCL's own about "
         f"{format_bytes(memory.shown_bytes)} of {format_bytes(memory.device_bytes)}: it {fit_of_gpu(chosen)}; more "
-        f"memory_margin is safer{nothing_safer}.{of_host}"
+        f"memory_margin is safer{safer}.{of_host}"
     )
+
+
+def _what_has_room(plan: PlanFile, searched: SearchResult, unit: str) -> str:
+    """Where nothing that keeps the limits has room in memory: the fastest that was run and has, and its limit."""
+    roomy = [option for option in searched.options if option.result is not None and option.has_room and option.rate]
+    best = max(roomy, key=lambda option: option.rate, default=None)
+    if best is None:
+        return "; nothing that was run leaves more room"
+    return f"; with room, {_place(best, plan, searched)}{_spend(best, unit)} {searched.reason(best)}"
 
 
 def _lead(plan: PlanFile, searched: SearchResult, unit: str) -> str:
