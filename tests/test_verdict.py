@@ -7,7 +7,9 @@ from functools import cache
 import pytest
 
 import clustersim as package
+from clustersim.app.report.content import page
 from clustersim.core.facts import RunFacts
+from clustersim.core.saved_run import SavedRun
 from clustersim.explain.cause_kinds import FACTOR, cause_kinds
 from clustersim.explain.cause_table import headline
 from clustersim.explain.explain import explain, weighed_again
@@ -152,6 +154,8 @@ def test_of_exposed_transfer_it_is_told_what_is_a_slow_ranks():
     assert 0.01 < late < explained.charged.share(slow_rank)
     words = f"of the exposed transfer {late:.1%} began late for a slow rank's sake, and no faster link saves it"
     assert explained.shares.endswith(words)
+    told = f"{words[0].upper()}{words[1:]}.".replace("'", "&#39;")
+    assert told in page(SavedRun(result.timeline, result.prepared.topology, result.facts()))
 
 
 FLAPPING = [{"match": "node0/nic0", "factor": 0.001, "from": "0 s", "until": "0.1 s", "every": "1 s"}]

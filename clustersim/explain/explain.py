@@ -170,10 +170,16 @@ def _shares(timeline: Timeline, table: Breakdown, all_causes: Causes) -> str:
         sentence = step_shares(rows[0], kernels, states["host"])
     hidden = table.hidden_over(workers(timeline))
     tail = f"; {format_time(hidden)} of communication{a_step(timeline)} is hidden behind compute" if hidden > 0 else ""
+    late = late_words(all_causes)
+    return f"{sentence}{tail}{f'; {late}' if late else ''}"
+
+
+def late_words(all_causes: Causes) -> str:
+    """What of the exposed transfer faster links do not save, since a slow rank lets it begin late; empty for little."""
     late = all_causes.late_exposed / (all_causes.workers * all_causes.length or 1.0)
-    if late >= WORTH_A_WORD:
-        tail += f"; of the exposed transfer {late:.1%} began late for a slow rank's sake, and no faster link saves it"
-    return f"{sentence}{tail}"
+    if late < WORTH_A_WORD:
+        return ""
+    return f"of the exposed transfer {late:.1%} began late for a slow rank's sake, and no faster link saves it"
 
 
 def reach(path: CriticalPath, step: float, per: str) -> str:

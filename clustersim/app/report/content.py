@@ -24,7 +24,7 @@ from clustersim.core.tomls import flat, plainly
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.critical_path import CriticalPath
-from clustersim.explain.explain import KNOWN, NOTHING, explain, reach, weighed_again
+from clustersim.explain.explain import KNOWN, NOTHING, explain, late_words, reach, weighed_again
 from clustersim.explain.hotspots import hotspots
 from clustersim.explain.metrics import a_step, has_steps, step_word
 from clustersim.explain.pieces import servers, workers
@@ -69,6 +69,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     did, idle = each_change(prepared.scenario, timeline) if prepared is not None and rerun else ([], [])
     explanation = weighed_again(explanation, facts, reruns.again, reruns.remedies)
     table = explanation.breakdown
+    late = "" if explanation.charged is None else late_words(explanation.charged)
     gantts = _gantts(run)
     title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
     given = flat(facts.inputs).items()
@@ -82,7 +83,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         figures=list(_figures(timeline, facts, table)),
         word=step_word(timeline),
         per=a_step(timeline),
-        breakdown=_breakdown(timeline, table),
+        breakdown=_breakdown(timeline, table, late),
         waterfall=_waterfall(explanation.waterfall),
         drawn=_drawn(timeline),
         split=_split(run),
@@ -119,8 +120,8 @@ def _states(table: Breakdown, mean: Floats) -> Iterator[tuple[str, str]]:
             yield state, f"{share:.1%}"
 
 
-def _breakdown(timeline: Timeline, table: Breakdown) -> PagePart:
-    """Means over the ranks that train; servers have a sentence of their own."""
+def _breakdown(timeline: Timeline, table: Breakdown, late: str) -> PagePart:
+    """Means over the ranks that train; servers have a sentence of their own, and so has what is ``late``."""
     ranks = workers(timeline)
     rows = []
     for state, seconds, mean in zip(table.states, table.seconds[ranks].T, table.over(ranks).tolist(), strict=True):
@@ -134,7 +135,8 @@ def _breakdown(timeline: Timeline, table: Breakdown) -> PagePart:
     share = f"{hidden / (table.step_time_s or 1.0):.1%}"
     groups = plots.working_groups(timeline, table)
     svgs = both(lambda: plots.breakdown(table, groups=groups, word=step_word(timeline)), "shares")
-    return PagePart(rows, svgs, [format_time(hidden), share, _servers(table, servers(timeline))])
+    apart = [_servers(table, servers(timeline)), f"{late[0].upper()}{late[1:]}." if late else ""]
+    return PagePart(rows, svgs, [format_time(hidden), share, " ".join(filter(None, apart))])
 
 
 def _servers(table: Breakdown, ranks: Ints) -> str:
