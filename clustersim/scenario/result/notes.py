@@ -102,8 +102,8 @@ def _host_optimizer(result: Result) -> Iterator[str]:
     took = format_time(max(seconds))
     yield (
         f"the {ON_HOST} takes {took} of a step where as many threads work as a node has cores, which few launchers see "
-        "to (torchrun sets OMP_NUM_THREADS=1): a published step on 8 A800 was 2.5 times as long for it as is played "
-        "here; measure one, or say what of its memory a node reaches (strategy.dram_bandwidth)"
+        "to (torchrun sets OMP_NUM_THREADS=1), and several times as long where they do not; measure one, or say what "
+        "of its memory a node reaches (strategy.dram_bandwidth)"
     )
 
 
