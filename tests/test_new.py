@@ -411,6 +411,7 @@ def test_fewer_nics_are_spread_over_the_sockets(clustersim, tmp_path, base, nics
         ("scenario", "s.toml", "--gpu", "abacus"),
         ("scenario", "s.toml", "--model", "nope"),
         ("scenario", "s.toml", "--model", ""),
+        ("scenario", "s.toml", "--strategy", ""),
         ("scenario", "s.txt"),
         ("sweep", "s.toml", "--base", "nope"),
     ],

@@ -88,9 +88,9 @@ def scenario(
     """A scenario for clustersim run: every field that matters of a framework's own recipe."""
     from clustersim import scenario as scenarios
 
-    if strategy and recipe:
+    if strategy is not None and recipe:
         raise click.UsageError("--recipe has its own strategy: leave --strategy out")
-    if strategy and strategy not in OF_STRATEGY:
+    if strategy is not None and strategy not in OF_STRATEGY:
         raise ClusterSimError(
             f"--strategy {strategy!r}: a recipe has {', '.join(OF_STRATEGY)}; change the file for another"
         )
