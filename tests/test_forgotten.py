@@ -39,6 +39,12 @@ def test_a_gpu_alone_in_its_generation_gets_the_median_of_what_was_measured_on_o
     assert table["family"]["sm90"] == shipped["family"]["sm90"]
 
 
+def test_in_fp32_a_forgotten_gpu_is_as_those_with_as_many_units():
+    """GeForce and workstation cards, whose SMs have twice the units, had a V100 at 0.66 of its peak for 0.9."""
+    assert share("V100", "V100-SXM2-16GB", "fp32") > 0.85
+    assert share("V100", "V100-SXM2-16GB", "fp16") < 0.85
+
+
 def test_a_gpu_of_no_known_generation_is_the_median_of_what_was_measured():
     table = data_table("devices")
     for dtype, share in table["family"]["other"]["matmul"].items():

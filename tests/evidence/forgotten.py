@@ -3,9 +3,10 @@
 What was measured on a GPU, or estimated from that, is forgotten: shares of its peaks, its bandwidth and charts of its
 attention kernels, which then follow the kernel law. In their place stands what other GPUs of its generation were
 measured at, or, where there are none, the median of all that were measured, as ``[family.other]`` has it for
-``clustersim new device``; figures that are estimates relative to its generation keep their ratio. The kernel law is the
-one that ``tests/kernel_fit.py --without`` fitted without the GPU. Each GPU's rows are played in a process of their own,
-which forgets and then begins.
+``clustersim new device``; in fp32, of those whose SMs have as many fp32 units, which a data sheet tells: twice as many
+share what feeds them, and reach 0.5 to 0.75 of their peak where others reach 0.9. Figures that are estimates relative
+to its generation keep their ratio. The kernel law is the one that ``tests/kernel_fit.py --without`` fitted without the
+GPU. Each GPU's rows are played in a process of their own, which forgets and then begins.
 """
 
 from __future__ import annotations
@@ -103,8 +104,18 @@ def forgotten(table: Table, chip: str) -> Table:
     for arch in {entries[name]["family"] for name in own}:
         family = table["family"][arch]
         kin = [table["device"][name] for name in entries if entries[name]["family"] == arch and name not in own]
+        units = family.get("fp32_a_clock")
+        alike = [
+            table["device"][name]
+            for name, entry in entries.items()
+            if name not in own and table["family"][entry["family"]].get("fp32_a_clock") == units
+        ]
         shares = {
-            dtype: _likely(_measured(kin, dtype), _measured(others, dtype), usual["matmul"].get(dtype, 0.7))
+            dtype: _likely(
+                _measured(kin, dtype),
+                _measured(alike if dtype == "fp32" and units else others, dtype),
+                usual["matmul"].get(dtype, 0.7),
+            )
             for dtype in family["matmul"]
         }
         for name in own:
