@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from clustersim.core.model import ByteSizes, Kernel
 from clustersim.model import kernels as K
+from clustersim.model import streams
 from clustersim.model.base import TransformerShape
 from clustersim.model.families import families
 
@@ -120,8 +121,8 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     between = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
     if between is not None and _of_mlp(s, kernel):
         return kernel.nbytes / _passes(s, name), LIGER_GATE if s.gated and s.implementation == "liger" else between
-    if name.startswith("streams_"):
-        return float(s.seq_len * s.d_model * s.streams), _of_streams(s, name)
+    if streams.is_of_streams(kernel):
+        return streams.elements(s), _of_streams(s, name)
     if name == "softmax":
         return float(s.heads) * s.seq_len**2, SOFTMAX if _is_narrow(s) else WIDE_SOFTMAX
     if name == "context":

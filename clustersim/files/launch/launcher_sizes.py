@@ -210,6 +210,15 @@ _SAYS: dict[str, Callable[[dict[str, Any]], Said]] = {
 """What each launcher's options say of the machine; of another's, as accelerate's do."""
 
 
+def _visible(variables: dict[str, Any]) -> tuple[str, str] | None:
+    """The variable that lists the GPUs which a process sees, and how many those are; None where none does."""
+    for name in VISIBLE:
+        listed = str(variables.get(name))
+        if re.fullmatch(r"\d+(,\d+)*", listed):
+            return name, str(listed.count(",") + 1)
+    return None
+
+
 def _whole(launch: Launch, variables: dict[str, Any]) -> None:
     """Nodes, ranks of each, or ranks in all, from what schedulers and launchers say together."""
     machine = launch.machine
@@ -225,8 +234,7 @@ def _whole(launch: Launch, variables: dict[str, Any]) -> None:
             machine.setdefault("world", every)
     if slots is not None and not machine.get("gpus_per_node", ("", "0"))[1].isdecimal():
         machine["gpus_per_node"] = slots  # of a variable that only the scheduler sets
-    listing = next((name for name in VISIBLE if re.fullmatch(r"\d+(,\d+)*", str(variables.get(name)))), None)
-    seen = None if listing is None else (listing, str(str(variables[listing]).count(",") + 1))
+    seen = _visible(variables)
     if "gpus_per_node" not in machine and "world" not in machine:
         if slots is not None:
             machine["gpus_per_node"] = slots

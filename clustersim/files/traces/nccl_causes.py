@@ -176,7 +176,7 @@ def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
         text += f", though InfiniBand or RoCE devices are there: {few(list(evidence.hcas), SHOWN)}"
     local = _pinned(evidence, "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
     networks = [line for line in evidence.plugins if "NET plugin" in line or line.startswith("NET/")]
-    broken = [line for line in networks if not _ABSENT.search(line) or _is_broken(line)]
+    broken = [line for line in networks if not _is_absent(line)]
     if not asked and broken and without_ib:
         why = f"a plugin failed: {broken[-1]}; NCCL's own InfiniBand is not tried beside it, as {named} says"
     elif asked or without_ib:
@@ -281,16 +281,20 @@ def _is_broken(line: str) -> bool:
     return bool(others) or "undefined symbol" in line or "version `" in line
 
 
+def _is_absent(line: str) -> bool:
+    """Whether a plugin is not there, which is usual and no failure."""
+    return _ABSENT.search(line) is not None and not _is_broken(line)
+
+
 def _plugins(evidence: Evidence) -> Iterator[Cause]:
     """Plugins that were asked for or found and did not work; that none is there is usual."""
     asked = [name for name in ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_NET") if name in evidence.env]
     for line in evidence.plugins:
-        absent = _ABSENT.search(line) and not _is_broken(line)
         if _SYMBOL.search(line) and evidence.loaded:
             continue  # it has an older interface
         builtin = re.search(r"Failed to initialize NET plugin (?:IB|Socket)$", line)
         wanted = any(evidence.env[name].lower() not in ("none", "ib", "socket") for name in asked)
-        if builtin or (absent and not wanted):
+        if builtin or (_is_absent(line) and not wanted):
             continue
         why = _pinned(evidence, *asked) or "check its path (LD_LIBRARY_PATH), its version and what it needs"
         yield Cause("plugin_failed", f"a plugin failed: {line}", why)
