@@ -37,7 +37,7 @@ class Played(NamedTuple):
 @cache
 def played() -> tuple[Played, ...]:
     with TABLE.open() as file:
-        rows = [row for row in csv.DictReader(file) if not row["id"].startswith(LARGE)]
+        rows = [row for row in csv.DictReader(file) if row["set"] == "1" and not row["id"].startswith(LARGE)]
     found = []
     for row in rows:
         table = json.loads(row["scenario"])
