@@ -71,6 +71,7 @@ class Framework(msgspec.Struct, frozen=True):
         return replace(
             CONSTANTS,
             memory_half=half / self.passes,
+            half_gain=CONSTANTS.half_gain if self.half_elementwise else 1.0,
             memory_fp32=CONSTANTS.memory_fp32 / self.passes,
             memory_compiled=CONSTANTS.memory_compiled / self.passes,
         )

@@ -14,6 +14,7 @@ from clustersim.core.device import Device, of_cores, with_efficiencies
 from clustersim.core.texts import Table
 from clustersim.model.seconds.base import CONSTANTS
 from clustersim.model.seconds.gemm import gemm_time
+from clustersim.model.seconds.memory_bound import eager_rate
 from clustersim.model.seconds.optimizer import launches_of, passes_of
 
 STREAMING = {"add": 2.0, "copy": 2.0, "layer_norm": 2.0, "softmax": 2.0}
@@ -97,9 +98,8 @@ def _gemm(row: Table, device: Device) -> float:
 
 def _streaming(row: Table, device: Device) -> float:
     size = 4 if row["dtype"] == "fp32" else 2
-    share = CONSTANTS.memory_fp32 if size == 4 else CONSTANTS.memory_half
     nbytes = STREAMING[row["op"]] * size * row["elements"]
-    return _host(device, device.kernel_floor.value + nbytes / (device.stream_rate() * share))
+    return _host(device, device.kernel_floor.value + nbytes / eager_rate(device, CONSTANTS, size))
 
 
 def _optimizer(row: Table, device: Device) -> float:

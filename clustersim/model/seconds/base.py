@@ -60,6 +60,11 @@ class ComputeConstants:
     memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
         123 steps, with bytes told by type and attention by its law; V100 steps have the same), eager fp32 and attention
         scores (NeuSight transformer steps, 3.5 % mean error), generated code.
+    half_gain, half_a_clock : what eager 16-bit code gains at most where memory has few bytes for each SM (0.96 of
+        STREAM; PyTorch's pull request 141959 measured 0.97), and the elements that an SM moves in a clock, one after
+        the other with the memory's time. BERT and Transformer-XL of Lambda's table on RTX 8000, 3090, A6000, 6000 Ada
+        and 4090 are missed by 7, 14, 21, 16 and 33 % without it and by 6, 12, 16, 13 and 23 % with it; A100 and H100
+        gain nothing.
     memory_images : the same for convolutional networks, whose tensors are large and whose norms are cuDNN's.
     conv_fp32, winograd, conv_half : share of the matmul rate convolutions reach, and the gain of fast algorithms on
         3x3 and 5x5 windows in fp32. group_fp32, group_half : channels per group at which a grouped one reaches half of
@@ -97,6 +102,8 @@ class ComputeConstants:
     grouped_amd: float = 0.9
     misaligned: float = 0.45
     memory_half: float = 0.58
+    half_gain: float = 1.66
+    half_a_clock: float = 5.2
     memory_fp32: float = 0.75
     memory_compiled: float = 0.85
     conv_fp32: float = 0.70

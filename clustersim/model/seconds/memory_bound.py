@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from clustersim.core.device import Device
 from clustersim.core.model import AUTOCAST, FULL, HALF, Kernel
-from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.base import ComputeConstants, Setting
 
 # torch.autocast runs these in fp32 (layer norms, softmax, losses), or they promote to it (the residual stream).
 AUTOCAST_FP32 = frozenset({"norm", "layernorm", "rmsnorm", "softmax", "entropy", "residual"})
@@ -15,16 +16,25 @@ _STREAMING = frozenset({"scale", "mask", "softmax", "dropout"})
 
 def traffic_rate(setting: Setting, element_bytes: int, *, streaming: bool = False) -> float:
     """Bytes per second of elementwise kernels on elements of a size."""
-    constants = setting.constants
+    constants, device = setting.constants, setting.device
     if setting.images:
-        share = constants.memory_images
-    elif setting.compiled:
-        share = constants.memory_compiled
-    elif streaming or element_bytes >= 4:
-        share = constants.memory_fp32
-    else:
-        share = constants.memory_half
-    return setting.device.stream_rate() * share
+        return device.stream_rate() * constants.memory_images
+    if setting.compiled:
+        return device.stream_rate() * constants.memory_compiled
+    return eager_rate(device, constants, 4 if streaming else element_bytes)
+
+
+def eager_rate(device: Device, constants: ComputeConstants, element_bytes: int) -> float:
+    """Bytes per second of PyTorch's own elementwise kernels on elements of a size.
+
+    In 16 bits an SM has as many casts, random numbers and reductions to do for half the bytes: a GPU whose memory has
+    little for each SM hides less of that behind it, and reaches more of its memory's rate.
+    """
+    memory = device.stream_rate()
+    if element_bytes >= 4:
+        return memory * constants.memory_fp32
+    moved = constants.half_a_clock * element_bytes * device.sms * device.clock
+    return memory * constants.memory_half * max(1.0, constants.half_gain / (1.0 + memory / moved))
 
 
 def memory_time(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> float:
