@@ -3,8 +3,9 @@
     python tests/ranges.py                # everything
     python tests/ranges.py collectives    # these alone; the ranges of steps and memory stay as they are
 
-Reads the tables in tests/data/measurements; takes minutes, since each machine is predicted by constants fitted to the
-others. Prints each range beside the share of measurements that it holds of a publisher (a machine) left out of it.
+Reads the tables in tests/data/measurements, and the published steps that no constant was fitted to
+(:mod:`tests.evidence.unseen_steps`); takes minutes, since each machine is predicted by constants fitted to the others.
+Prints each range beside the share of measurements that it holds of a publisher (a machine) left out of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,7 @@ from clustersim.scenario.result.trust import THIN_KINDS
 from tests.evidence.adapter_rows import adapter_rows
 from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
 from tests.evidence.step_rows import origin, publisher
+from tests.evidence.unseen_steps import UnseenStep, unseen_distances, unseen_steps
 from tests.evidence.validate_steps import strategy_kind, validate_memory, validate_steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +47,8 @@ FEW_OPERATORS = 4
 DOUBT = 2.0
 """Operators that a trait's factor has against it where it narrows."""
 ROUNDS = 5
+ADAPTERS = "adapters"
+"""The kind of steps that train adapters, whose fitted rows are in a table of their own."""
 
 
 @dataclass(frozen=True)
@@ -165,39 +170,46 @@ def wider(one: Held, other: Held) -> Held:
     return replace(one, p50=max(one.p50, other.p50), p90=max(one.p90, other.p90))
 
 
-def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
-    """Ranges by kind of strategy, every publisher of :data:`FEWEST` steps weighing the same, and of each publisher. A
-    kind that one publisher alone measured is no better known than all are but those that a host paces, and steps over
-    a network that nobody states count for none."""
+def steps(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> dict[str, Held]:
+    """Ranges by kind of strategy, every publisher of :data:`FEWEST` steps weighing the same, and of each publisher.
+
+    Publishers that no constant was fitted to (``unseen``) count as the others do: what they show is what a range must
+    hold. A kind that one publisher alone measured is no better known than all are but those that a host paces, and
+    steps over a network that nobody states count for none."""
     rows = [row for row in rows if "network not stated" not in row.cells["notes"]]
     kinds = sorted({strategy_kind(row.cells) for row in rows})
     thin = set(THIN_KINDS.values())
-    everything = held(distances([row for row in rows if strategy_kind(row.cells) not in thin], origin_of), FEWEST)
+    everything = held(_of_kinds(rows, unseen, {*kinds, ADAPTERS} - thin), FEWEST)
     found = {"steps.similar.all": everything}
     for kind in kinds:
-        groups = distances([row for row in rows if strategy_kind(row.cells) == kind], origin_of)
+        groups = _of_kinds(rows, unseen, {kind})
         if sum(map(len, groups.values())) >= FEWEST:
             one = held(groups, FEWEST)
-            if len(groups) == 1:
-                one = replace(one, p50=max(one.p50, everything.p50), p90=max(one.p90, everything.p90))
-            found[f'steps.similar."{kind}"'] = one
-            own = of_each(groups, FEWEST)
+            found[f'steps.similar."{kind}"'] = wider(one, everything) if len(groups) == 1 else one
+            own = of_each(distances([row for row in rows if strategy_kind(row.cells) == kind], origin_of), FEWEST)
             found |= {f'steps.published."{kind}/{name}"': one for name, one in own.items()}
     return found
 
 
-def adapters(everything: Held) -> dict[str, Held]:
-    """The range of steps that train adapters, which one publisher measured: no better known than all steps are."""
+def _of_kinds(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep], kinds: Collection[str]) -> Groups:
+    """How far the steps of some kinds are off, by publisher."""
+    fitted = distances([row for row in rows if strategy_kind(row.cells) in kinds], origin_of)
+    return fitted | unseen_distances([step for step in unseen if step.kind in kinds], attrgetter("error"))
+
+
+def adapters(everything: Held, unseen: Sequence[UnseenStep]) -> dict[str, Held]:
+    """The range of steps that train adapters, never narrower than that of all steps: of few publishers, most of one."""
     rows = [(row.seconds, float(row.scenario().run().summary["step_time_s"])) for row in adapter_rows()]
-    own = held({"QwenLM": np.array([abs(seconds / predicted - 1.0) for seconds, predicted in rows])})
-    return {"steps.similar.adapters": wider(own, everything)}
+    fitted = {"QwenLM": np.array([abs(seconds / predicted - 1.0) for seconds, predicted in rows])}
+    groups = fitted | _of_kinds((), unseen, {ADAPTERS})
+    return {f"steps.similar.{ADAPTERS}": wider(held(groups, FEWEST), everything)}
 
 
-def memory(rows: Sequence[PredictedRow]) -> dict[str, Held]:
-    """One range, and of each publisher."""
+def memory(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> dict[str, Held]:
+    """One range, and of each publisher; publishers that no constant was fitted to (``unseen``) count as others do."""
     groups = distances(rows, lambda row: publisher(row.cells))
     own = {f"memory.published.{name}": one for name, one in of_each(groups, FEWEST).items()}
-    return {"memory.similar.all": held(groups, FEWEST)} | own
+    return {"memory.similar.all": held(groups | unseen_distances(unseen, attrgetter("memory_error")), FEWEST)} | own
 
 
 def written(ranges: Mapping[str, Held], known: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -265,11 +277,11 @@ def lines_of(found: Mapping[str, CollectiveRanges]) -> tuple[dict[str, Held], li
     return ranges, lines
 
 
-def generations(rows: Sequence[PredictedRow]) -> str:
+def generations(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> str:
     """The line of the file that says on which generations of GPUs steps are published: :data:`FEWEST` at the least.
     Mixtures and steps that a host paces say little of kernels, and do not count."""
     others = {"experts", *THIN_KINDS.values()}
-    counts: Counter[str] = Counter()
+    counts = Counter(step.arch for step in unseen if step.error is not None and step.kind not in others)
     for row in rows:
         if row.cells["topology"] and strategy_kind(row.cells) not in others:
             counts[fabrics.load(row.cells["topology"], nodes=1).node_types[0].gpu.arch] += 1
@@ -290,10 +302,11 @@ def main(only: str = "") -> None:
     rest = others_as_written() if only == "collectives" else ""
     if not only:
         stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
-        ranges |= steps(stepped)
-        ranges |= adapters(ranges["steps.similar.all"])
-        rest = generations(stepped)
-        ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)])
+        unseen = unseen_steps()
+        ranges |= steps(stepped, unseen)
+        ranges |= adapters(ranges["steps.similar.all"], unseen)
+        rest = generations(stepped, unseen)
+        ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)], unseen)
     text = "\n".join([*written(ranges, known), *times, *logs]) + "\n"
     DATA.write_text(f"{text}\n{rest}" if rest else text)
     print(f"{'range':40s} {'p50':>7s} {'p90':>7s} {'rows':>6s} {'groups':>6s}  held of one left out")
