@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -25,12 +24,13 @@ import numpy as np
 from clustersim.calibrate.cross_validate import cross_validations
 from clustersim.calibrate.score import PredictedRow, grouped, predicted, statistics
 from clustersim.cluster import files as fabrics
+from clustersim.core.arrays import Floats
 from clustersim.core.ranges import MANY, size_class, traits
 from clustersim.scenario.result.trust import THIN_KINDS
 from tests.evidence.adapter_rows import adapter_rows
 from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
 from tests.evidence.step_rows import origin, publisher
-from tests.evidence.unseen_steps import UnseenStep, unseen_distances, unseen_steps
+from tests.evidence.unseen_steps import UnseenStep, unseen_distances, unseen_memory_distances, unseen_steps
 from tests.evidence.validate_steps import strategy_kind, validate_memory, validate_steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -173,43 +173,71 @@ def wider(one: Held, other: Held) -> Held:
 def steps(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> dict[str, Held]:
     """Ranges by kind of strategy, every publisher of :data:`FEWEST` steps weighing the same, and of each publisher.
 
-    Publishers that no constant was fitted to (``unseen``) count as the others do: what they show is what a range must
-    hold. A kind that one publisher alone measured is no better known than all are but those that a host paces, and
-    steps over a network that nobody states count for none."""
+    The code was written with these rows at hand, so that steps which it was not (``unseen``) are further off, and the
+    ranges as much wider as those showed (:func:`beyond`). A kind that one publisher alone measured is no better known
+    than all are but those that a host paces, and steps over a network that nobody states count for none."""
     rows = [row for row in rows if "network not stated" not in row.cells["notes"]]
-    kinds = sorted({strategy_kind(row.cells) for row in rows})
+    by_kind = grouped(rows, lambda row: strategy_kind(row.cells))
     thin = set(THIN_KINDS.values())
-    everything = held(_of_kinds(rows, unseen, {*kinds, ADAPTERS} - thin), FEWEST)
-    found = {"steps.similar.all": everything}
-    for kind in kinds:
-        groups = _of_kinds(rows, unseen, {kind})
-        if sum(map(len, groups.values())) >= FEWEST:
-            one = held(groups, FEWEST)
-            found[f'steps.similar."{kind}"'] = wider(one, everything) if len(groups) == 1 else one
-            own = of_each(distances([row for row in rows if strategy_kind(row.cells) == kind], origin_of), FEWEST)
-            found |= {f'steps.published."{kind}/{name}"': one for name, one in own.items()}
-    return found
+    everything = held(distances([row for row in rows if strategy_kind(row.cells) not in thin], origin_of), FEWEST)
+    fitted = {"all": everything, ADAPTERS: wider(adapters(), everything)}
+    published: dict[str, Held] = {}
+    for kind, of_kind in sorted(by_kind.items()):
+        groups = distances(of_kind, origin_of)
+        if len(of_kind) >= FEWEST:
+            own = held(groups, FEWEST)
+            fitted[kind] = wider(own, everything) if len(groups) == 1 else own
+            published |= {
+                f'steps.published."{kind}/{name}"': around for name, around in of_each(groups, FEWEST).items()
+            }
+    apart = {kind: unseen_distances([step for step in unseen if step.kind == kind]) for kind in fitted}
+    times = beyond(fitted, apart)
+    similar = {f'steps.similar."{kind}"': times_as_wide(around, times[kind]) for kind, around in fitted.items()}
+    return similar | published
 
 
-def _of_kinds(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep], kinds: Collection[str]) -> Groups:
-    """How far the steps of some kinds are off, by publisher."""
-    fitted = distances([row for row in rows if strategy_kind(row.cells) in kinds], origin_of)
-    return fitted | unseen_distances([step for step in unseen if step.kind in kinds], attrgetter("error"))
-
-
-def adapters(everything: Held, unseen: Sequence[UnseenStep]) -> dict[str, Held]:
-    """The range of steps that train adapters, never narrower than that of all steps: of few publishers, most of one."""
+def adapters() -> Held:
+    """The range of steps that train adapters, which one publisher measured."""
     rows = [(row.seconds, float(row.scenario().run().summary["step_time_s"])) for row in adapter_rows()]
-    fitted = {"QwenLM": np.array([abs(seconds / predicted - 1.0) for seconds, predicted in rows])}
-    groups = fitted | _of_kinds((), unseen, {ADAPTERS})
-    return {f"steps.similar.{ADAPTERS}": wider(held(groups, FEWEST), everything)}
+    return held({"QwenLM": np.array([abs(seconds / predicted - 1.0) for seconds, predicted in rows])})
+
+
+def beyond(fitted: Mapping[str, Held], unseen: Mapping[str, Groups]) -> dict[str, tuple[float, ...]]:
+    """How many times as wide as the ranges of fitted rows those of each kind must be for publishers that nothing was
+    fitted to, for each of :data:`SHARES`: as wide as its own showed, drawn by :data:`DOUBT` publishers to what all
+    kinds show; never below 1. ``unseen`` : distances by kind and publisher."""
+    times: dict[str, list[float]] = {kind: [] for kind in fitted}
+    for i, share in enumerate(SHARES):
+        over = {kind: _over(groups, (fitted[kind].p50, fitted[kind].p90)[i]) for kind, groups in unseen.items()}
+        together: dict[str, list[Floats]] = {}
+        for groups in over.values():
+            for name, far in groups.items():
+                together.setdefault(name, []).append(far)
+        of_all = quantile([np.concatenate(parts) for parts in together.values()], share, FEWEST)
+        for kind, groups in over.items():
+            own = quantile(groups.values(), share, FEWEST) if groups else of_all
+            sure = len(groups) / (len(groups) + DOUBT)
+            times[kind].append(max(1.0, own**sure * of_all ** (1.0 - sure)))
+    return {kind: tuple(factors) for kind, factors in times.items()}
+
+
+def _over(groups: Groups, width: float) -> dict[str, Floats]:
+    """Distances by publisher, over a half-width."""
+    return {name: far / width for name, far in groups.items()}
+
+
+def times_as_wide(around: Held, times: Sequence[float]) -> Held:
+    """A range with its half-widths so many times as wide."""
+    return replace(around, p50=around.p50 * times[0], p90=around.p90 * times[1])
 
 
 def memory(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> dict[str, Held]:
-    """One range, and of each publisher; publishers that no constant was fitted to (``unseen``) count as others do."""
+    """One range, and of each publisher; the former as much wider as figures that nothing was fitted to showed."""
     groups = distances(rows, lambda row: publisher(row.cells))
     own = {f"memory.published.{name}": one for name, one in of_each(groups, FEWEST).items()}
-    return {"memory.similar.all": held(groups | unseen_distances(unseen, attrgetter("memory_error")), FEWEST)} | own
+    fitted = held(groups, FEWEST)
+    times = beyond({"all": fitted}, {"all": unseen_memory_distances(unseen)})
+    return {"memory.similar.all": times_as_wide(fitted, times["all"])} | own
 
 
 def written(ranges: Mapping[str, Held], known: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -289,6 +317,12 @@ def generations(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> s
     return f"[steps]\ngenerations = {msgspec.json.encode(archs).decode().replace(',', ', ')}"
 
 
+def counted(unseen: Sequence[UnseenStep]) -> str:
+    """The line of the file that says how many steps nothing was fitted to, and of how many publishers."""
+    timed = [step for step in unseen if step.first_error is not None]
+    return f"unseen = {{rows = {len(timed)}, publishers = {len({step.publisher for step in timed})}}}"
+
+
 def others_as_written() -> str:
     """The sections of the file that are not about collectives."""
     sections = DATA.read_text().split("\n\n")
@@ -304,8 +338,7 @@ def main(only: str = "") -> None:
         stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
         unseen = unseen_steps()
         ranges |= steps(stepped, unseen)
-        ranges |= adapters(ranges["steps.similar.all"], unseen)
-        rest = generations(stepped, unseen)
+        rest = f"{generations(stepped, unseen)}\n{counted(unseen)}"
         ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)], unseen)
     text = "\n".join([*written(ranges, known), *times, *logs]) + "\n"
     DATA.write_text(f"{text}\n{rest}" if rest else text)

@@ -3,7 +3,8 @@
 ``data/ranges.toml`` has half-widths of ranges around a prediction that held half, and nine in ten, of published
 measurements; ``python tests/ranges.py`` writes it from the errors of validation. Each publisher counts once however
 many rows it has, so a range is what may be expected of one more of them. Ranges of collectives are made of rows whose
-publisher the constants were not fitted to.
+publisher the constants were not fitted to; those of steps are as much wider than the fitted rows' as steps that nothing
+was fitted to were further off.
 """
 
 from __future__ import annotations
@@ -231,6 +232,12 @@ def of_step(kind: str, source: str = "", arch: str = "", dtype: str = "") -> Pre
     return replace(around, p50=p50, p90=math.hypot(around.p90, unseen), known="new")
 
 
+def unseen_steps() -> tuple[int, int]:
+    """How many published steps that nothing was fitted to say how wide ranges are, and of how many publishers."""
+    unseen = data_table("ranges")["steps"]["unseen"]
+    return int(unseen["rows"]), int(unseen["publishers"])
+
+
 def has_steps(arch: str) -> bool:
     """Whether steps are published that ran on GPUs of this generation, such as ``"sm90"``; of none named, yes."""
     return not arch or arch in data_table("ranges")["steps"]["generations"]
@@ -277,10 +284,14 @@ def off_by(kind: str) -> str:
     """How coarsely steps of a kind of strategy are predicted, in words."""
     step_range = of_step(kind)
     called = KIND_WORDS.get(kind, kind)
-    return f"half of {step_range.rows} published steps ({called}) were off by more than {step_range.p50:.0%}"
+    return f"half of steps of their kind ({called}) are off by more than {step_range.p50:.0%}"
 
 
 def within() -> str:
     """What the ``+-`` beside a rate is, in words."""
     rows = of_step("all").rows
-    return f"+-: half of {rows} published steps lay within it, by kind of strategy (validated {as_of()})"
+    unseen = unseen_steps()[0]
+    return (
+        f"+-: half of steps lie within it, by kind of strategy, by {rows} published ones and {unseen} that nothing was "
+        f"fitted to (validated {as_of()})"
+    )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -29,17 +30,20 @@ class UnseenStep(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    name, source : of the row. kind, arch : which published steps it is like
+    name, publisher, chosen : the row's id, who measured it, and in which set it was chosen. kind, arch : which published steps it is like
         (:func:`clustersim.scenario.result.trust.step_kind`), and the generation of its GPU.
     error, memory_error : predicted over published minus 1, of the step and of the peak of memory; None where the
-        publisher gives none. p50, p90 : half-widths of the ranges that the run states.
+        publisher gives none. first_error : of the step when the row was first played, before anything was mended for
+        what its set showed; where nobody wrote that down, ``error``. p50, p90 : half-widths of the ranges that the run states.
     """
 
     name: str
-    source: str
+    publisher: str
+    chosen: str
     kind: str
     arch: str
     error: float | None
+    first_error: float | None
     memory_error: float | None
     p50: float
     p90: float
@@ -62,15 +66,44 @@ def _played(row: dict[str, str]) -> UnseenStep:
     if row["memory"]:
         held = run.memory.allocated if row["memory"] == "allocated" else run.memory.reserved
         memory = held / 2**30 / float(row["memory_gib"]) - 1.0
-    arch = run.prepared.device.arch
-    return UnseenStep(row["id"], row["source"], around.kind, arch, error, memory, around.p50, around.p90)
+    first = float(row["first_error"]) if row["first_error"] else error
+    return UnseenStep(
+        row["id"],
+        publisher_of(row["source"]),
+        row["set"],
+        around.kind,
+        run.prepared.device.arch,
+        error,
+        first,
+        memory,
+        around.p50,
+        around.p90,
+    )
 
 
-def unseen_distances(steps: Iterable[UnseenStep], error_of: Callable[[UnseenStep], float | None]) -> dict[str, Floats]:
-    """Of each publisher, how far its figures are from their predictions, relative to the prediction."""
+def publisher_of(source: str) -> str:
+    """Who measured a row, by its source: a repository's owner and name, or the source as it is.
+
+    >>> publisher_of("github FlagOpen/FlagPerf training/nvidia/llama3_8B"), publisher_of("MegaScale, table 1")
+    ('FlagOpen/FlagPerf', 'MegaScale, table 1')
+    """
+    repository = re.search(r"github (\S+/\S+)", source)
+    return repository[1] if repository else source
+
+
+def unseen_distances(steps: Iterable[UnseenStep]) -> dict[str, Floats]:
+    """Of each publisher, how far its steps were from their first predictions, relative to the prediction."""
+    return _distances((step.publisher, step.first_error) for step in steps)
+
+
+def unseen_memory_distances(steps: Iterable[UnseenStep]) -> dict[str, Floats]:
+    """Of each publisher, how far its peaks of memory are from their predictions, relative to the prediction."""
+    return _distances((step.publisher, step.memory_error) for step in steps)
+
+
+def _distances(errors: Iterable[tuple[str, float | None]]) -> dict[str, Floats]:
     groups: dict[str, list[float]] = {}
-    for step in steps:
-        error = error_of(step)
+    for publisher, error in errors:
         if error is not None:
-            groups.setdefault(step.source, []).append(abs(1.0 / (1.0 + error) - 1.0))
-    return {source: np.array(far) for source, far in groups.items()}
+            groups.setdefault(publisher, []).append(abs(1.0 / (1.0 + error) - 1.0))
+    return {publisher: np.array(far) for publisher, far in groups.items()}

@@ -49,16 +49,17 @@ class Trust(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.narrowed < 1:
             return (
-                f"half within {self.p50:.0%}, nine in ten within {self.p90:.0%}: the range of {self.rows:,} published "
-                f"steps of this kind, of which measured ones leave {self.narrowed:.0%}"
+                f"half within {self.p50:.0%}, nine in ten within {self.p90:.0%}: the range of steps of this kind, by "
+                f"{self.rows:,} published ones, of which measured ones leave {self.narrowed:.0%}"
             )
-        several = self.publishers > 1
-        publishers = f"{self.publishers} publishers, weighing alike from 8 steps on" if several else "one publisher"
+        publishers = f"{self.publishers} publishers" if self.publishers > 1 else "one publisher"
+        unseen_rows, unseen_publishers = ranges.unseen_steps()
         more = f", wider by the {self.unseen_width:.0%} of kernels that none of them ran: a {self.unseen}'s"
         return (
-            f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers})"
+            f"+-{self.p50:.0%}: half of such steps are within, by {self.rows:,} published ones of this kind ({publishers}) "
+            f"and by how much further off {unseen_rows} of {unseen_publishers} publishers were that nothing was fitted to"
             f"{more if self.unseen else ''}; "
-            f"one in ten was off by more than {self.p90:.0%}, where host, network or software were not as described: "
+            f"one in ten is off by more than {self.p90:.0%}, where host, network or software were not as described: "
             "numbers of your own machine ([measured], clustersim calibrate) tell whether yours are"
             + (f"; with {self.assumed:.0%} for what is assumed of the GPU" if self.assumed else "")
         )
