@@ -2,6 +2,7 @@
 
     python tests/ranges.py                # everything
     python tests/ranges.py collectives    # these alone; the ranges of steps and memory stay as they are
+    python tests/ranges.py steps          # the other way round
 
 Reads the tables in tests/data/measurements, and the published steps that no constant was fitted to
 (:mod:`tests.evidence.unseen_steps`); takes minutes, since each machine is predicted by constants fitted to the others.
@@ -24,7 +25,6 @@ import numpy as np
 from clustersim.calibrate.cross_validate import cross_validations
 from clustersim.calibrate.score import PredictedRow, grouped, predicted, statistics
 from clustersim.cluster import files as fabrics
-from clustersim.core.arrays import Floats
 from clustersim.core.ranges import MANY, size_class, traits
 from clustersim.scenario.result.trust import THIN_KINDS
 from tests.evidence.adapter_rows import adapter_rows
@@ -203,27 +203,23 @@ def adapters() -> Held:
 
 
 def beyond(fitted: Mapping[str, Held], unseen: Mapping[str, Groups]) -> dict[str, tuple[float, ...]]:
-    """How many times as wide as the ranges of fitted rows those of each kind must be for publishers that nothing was
-    fitted to, for each of :data:`SHARES`: as wide as its own showed, drawn by :data:`DOUBT` publishers to what all
-    kinds show; never below 1. ``unseen`` : distances by kind and publisher."""
+    """How many times as wide as the range of fitted rows that of each kind must be for publishers that nothing was
+    fitted to, for each of :data:`SHARES`: as wide as its own showed, drawn by :data:`DOUBT` publishers to the
+    geometric mean of what kinds showed, each by how sure it is; never below 1. ``unseen`` : distances by kind and
+    publisher."""
+    sure = {kind: len(groups) / (len(groups) + DOUBT) for kind, groups in unseen.items()}
     times: dict[str, list[float]] = {kind: [] for kind in fitted}
     for i, share in enumerate(SHARES):
-        over = {kind: _over(groups, (fitted[kind].p50, fitted[kind].p90)[i]) for kind, groups in unseen.items()}
-        together: dict[str, list[Floats]] = {}
-        for groups in over.values():
-            for name, far in groups.items():
-                together.setdefault(name, []).append(far)
-        of_all = quantile([np.concatenate(parts) for parts in together.values()], share, FEWEST)
-        for kind, groups in over.items():
-            own = quantile(groups.values(), share, FEWEST) if groups else of_all
-            sure = len(groups) / (len(groups) + DOUBT)
-            times[kind].append(max(1.0, own**sure * of_all ** (1.0 - sure)))
+        needed = {
+            kind: quantile(groups.values(), share, FEWEST) / (fitted[kind].p50, fitted[kind].p90)[i]
+            for kind, groups in unseen.items()
+            if groups
+        }
+        weights = [sure[kind] for kind in needed]
+        usual = math.exp(np.average(np.log(list(needed.values())), weights=weights)) if needed else 1.0
+        for kind in fitted:
+            times[kind].append(max(1.0, needed.get(kind, 1.0) ** sure[kind] * usual ** (1.0 - sure[kind])))
     return {kind: tuple(factors) for kind, factors in times.items()}
-
-
-def _over(groups: Groups, width: float) -> dict[str, Floats]:
-    """Distances by publisher, over a half-width."""
-    return {name: far / width for name, far in groups.items()}
 
 
 def times_as_wide(around: Held, times: Sequence[float]) -> Held:
@@ -240,16 +236,11 @@ def memory(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> dict[s
     return {"memory.similar.all": times_as_wide(fitted, times["all"])} | own
 
 
-def written(ranges: Mapping[str, Held], known: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The lines of the file."""
-    yield "# Half-widths of ranges around predictions: written by `python tests/ranges.py`."
-    yield f'date = "{date.today().isoformat()}"'
-    yield from ("", "[collectives]")
-    for what, names in known.items():
-        yield f"{what} = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in names)}]"
-    for name, one in ranges.items():
-        yield from ("", f"[{name}]", f"p50 = {one.p50:.3g}", f"p90 = {one.p90:.3g}")
-        yield from (f"rows = {one.rows}", f"groups = {one.groups}")
+def written(ranges: Mapping[str, Held]) -> Iterator[str]:
+    """The lines of some ranges."""
+    for name, around in ranges.items():
+        yield from ("", f"[{name}]", f"p50 = {around.p50:.3g}", f"p90 = {around.p90:.3g}")
+        yield from (f"rows = {around.rows}", f"groups = {around.groups}")
 
 
 def of_collectives() -> tuple[dict[str, CollectiveRanges], dict[str, Sequence[str]], list[str]]:
@@ -323,30 +314,49 @@ def counted(unseen: Sequence[UnseenStep]) -> str:
     return f"unseen = {{rows = {len(timed)}, publishers = {len({step.publisher for step in timed})}}}"
 
 
-def others_as_written() -> str:
-    """The sections of the file that are not about collectives."""
-    sections = DATA.read_text().split("\n\n")
-    return "\n\n".join(one for one in sections if one.startswith(("[steps", "[memory")))
+def as_written(*, of_steps: bool) -> list[str]:
+    """The lines of the file that are of steps and memory, or those that are of collectives."""
+    sections = DATA.read_text().removesuffix("\n").split("\n\n")[1:]
+    chosen = [text for text in sections if text.startswith(("[steps", "[memory")) == of_steps]
+    return [line for text in chosen for line in ("", *text.split("\n"))]
+
+
+def made_collectives() -> tuple[dict[str, Held], list[str]]:
+    """Ranges of collectives, and the file's lines of them."""
+    found, known, logs = of_collectives()
+    ranges, times = lines_of(found)
+    names = [
+        f"{what} = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in of_what)}]" for what, of_what in known.items()
+    ]
+    return ranges, ["", "[collectives]", *names, *written(ranges), *times, *logs]
+
+
+def made_steps() -> tuple[dict[str, Held], list[str]]:
+    """Ranges of steps and memory, and the file's lines of them."""
+    rows = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
+    unseen = unseen_steps()
+    ranges = steps(rows, unseen)
+    ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)], unseen)
+    return ranges, ["", generations(rows, unseen), counted(unseen), *written(ranges)]
 
 
 def main(only: str = "") -> None:
     """Measure, write and print."""
-    found, known, logs = of_collectives()
-    ranges, times = lines_of(found)
-    rest = others_as_written() if only == "collectives" else ""
-    if not only:
-        stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
-        unseen = unseen_steps()
-        ranges |= steps(stepped, unseen)
-        rest = f"{generations(stepped, unseen)}\n{counted(unseen)}"
-        ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)], unseen)
-    text = "\n".join([*written(ranges, known), *times, *logs]) + "\n"
-    DATA.write_text(f"{text}\n{rest}" if rest else text)
+    if only not in {"", "collectives", "steps"}:
+        sys.exit(f"ranges.py: {only!r} is neither collectives nor steps")
+    nothing: dict[str, Held] = {}
+    of_collective, collective_lines = (nothing, as_written(of_steps=False)) if only == "steps" else made_collectives()
+    of_step, step_lines = (nothing, as_written(of_steps=True)) if only == "collectives" else made_steps()
+    head = [
+        "# Half-widths of ranges around predictions: written by `python tests/ranges.py`.",
+        f'date = "{date.today().isoformat()}"',
+    ]
+    DATA.write_text("\n".join([*head, *collective_lines, *step_lines]) + "\n")
     print(f"{'range':40s} {'p50':>7s} {'p90':>7s} {'rows':>6s} {'groups':>6s}  held of one left out")
-    for name, one in ranges.items():
-        shares = "" if one.groups < 2 else f"  {one.held_p50:.0%} {one.held_p90:.0%}"
-        print(f"{name:40s} {one.p50:7.1%} {one.p90:7.1%} {one.rows:6d} {one.groups:6d}{shares}")
+    for name, around in (of_collective | of_step).items():
+        shares = "" if around.groups < 2 else f"  {around.held_p50:.0%} {around.held_p90:.0%}"
+        print(f"{name:40s} {around.p50:7.1%} {around.p90:7.1%} {around.rows:6d} {around.groups:6d}{shares}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

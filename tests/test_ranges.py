@@ -29,6 +29,7 @@ from clustersim.scenario.result.trust import THIN, THIN_KINDS, block_flops, kind
 from clustersim.scenario.run.parts import model_of
 from clustersim.training.strategies import STRATEGIES
 from tests.evidence.evidence import coverage, distances, quantile, widening
+from tests.evidence.unseen_steps import unseen_steps
 
 GROUPS = st.lists(st.lists(st.floats(0, 10), min_size=1, max_size=20).map(np.array), min_size=1, max_size=6)
 
@@ -61,6 +62,20 @@ def test_coverage_is_that_of_the_group_left_out():
     assert held(groups).p90 == 9.0  # and no wider than the worst of them needs
     assert all(math.isnan(share) for share in coverage({"alone": np.ones(3)}))
     assert of_each({"few": np.ones(2), "many": np.ones(9)}, 3).keys() == {"many"}
+
+
+def test_steps_that_nothing_was_fitted_to_widen_ranges_and_never_narrow_them():
+    """Publishers whose steps are off by three ranges in one kind, and by half of one in another: the first is widened,
+    drawn to what both show, the second is not narrowed, and a third of which nobody saw any has what both show."""
+    fitted = {name: replace(held({"a": np.ones(9)}), p50=0.1, p90=0.4) for name in ("seen", "near", "alone")}
+    far = {str(publisher): np.full(8, 1.2) for publisher in range(6)}
+    near = {str(publisher): np.full(8, 0.05) for publisher in range(6)}
+    (seen, _), (half, ninth), alone = command.beyond(fitted, {"seen": far, "near": near, "alone": {}}).values()
+    usual = (12.0 * 0.5) ** 0.5
+    assert seen == pytest.approx(12.0**0.75 * usual**0.25)
+    assert (half, ninth) == (pytest.approx(max(1.0, 0.5**0.75 * usual**0.25)), 1.0)
+    assert alone == (pytest.approx(usual), 1.0)
+    assert command.beyond(fitted, {name: {} for name in fitted}) == dict.fromkeys(fitted, (1.0, 1.0))
 
 
 @given(GROUPS)
@@ -97,7 +112,7 @@ def test_every_kind_of_strategy_has_a_range(kind):
 
 @pytest.mark.parametrize("source", ["", "lambda"])
 def test_a_generation_without_published_steps_widens_whatever_range_there_is(source):
-    known, unseen = ranges.of_step("single", source, "sm80"), ranges.of_step("single", source, "sm89")
+    known, unseen = ranges.of_step("single", source, "sm80"), ranges.of_step("single", source, "sm121")
     assert known.known != unseen.known == "new"
     assert unseen.p90 == pytest.approx((known.p90**2 + UNSEEN**2) ** 0.5)
     assert unseen.p50 > known.p50
@@ -203,6 +218,8 @@ def test_generations_with_steps_are_those_with_eight_in_the_tables():
     with gzip.open(data / "measurements" / "training_steps.csv.gz", "rt") as file:
         names = [row["topology"] for row in csv.DictReader(file) if row["case_id"] in played and row["topology"]]
     counts = Counter(fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names)
+    others = {"experts", *THIN_KINDS.values()}
+    counts.update(step.arch for step in unseen_steps() if step.first_error is not None and step.kind not in others)
     assert min(counts.values()) < command.FEWEST <= max(counts.values())
     for arch, count in counts.items():
         assert ranges.has_steps(arch) == (count >= command.FEWEST), arch
@@ -233,8 +250,8 @@ def test_every_range_is_written_as_a_table_that_can_be_read():
         for name in ("a", "b")
         for i in range(1, 10)
     ]
-    found = tomllib.loads("\n".join(command.written(command.steps(rows), {})))["steps"]
-    assert {*kinds, "all"} == found["similar"].keys()
+    found = tomllib.loads("\n".join(command.written(command.steps(rows, ()))))["steps"]
+    assert {*kinds, "all", command.ADAPTERS} == found["similar"].keys()
     assert {f"{kind}/{name}" for kind in kinds for name in "ab"} == found["published"].keys()
 
 

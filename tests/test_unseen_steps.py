@@ -8,9 +8,10 @@ import numpy as np
 from tests.evidence.unseen_steps import unseen_steps
 
 
-def errors(*names: str) -> np.ndarray:
-    """Absolute relative errors of the steps whose names begin with any of these, or of all."""
-    return np.abs([p.error for p in unseen_steps() if p.error is not None and (not names or p.name.startswith(names))])
+def errors(*names: str, chosen: str = "1") -> np.ndarray:
+    """Absolute relative errors of a set's steps whose names begin with any of these, or of all."""
+    steps = (step for step in unseen_steps() if step.chosen == chosen and (not names or step.name.startswith(names)))
+    return np.abs([step.error for step in steps if step.error is not None])
 
 
 def test_steps_that_nobody_tuned_for_are_predicted() -> None:
@@ -30,16 +31,18 @@ def test_one_code_is_predicted_on_eighteen_gpus() -> None:
 
 
 def test_ranges_hold_on_steps_that_nobody_tuned_for() -> None:
-    """Half of the rows should lie within p50 and nine tenths within p90: ranges are somewhat narrow for such rows."""
-    known = [p for p in unseen_steps() if p.error is not None]
-    assert np.mean([abs(p.error or 0.0) <= p.p50 for p in known]) > 0.39
-    assert np.mean([abs(p.error or 0.0) <= p.p90 for p in known]) > 0.80
+    """Half of the rows should lie within p50 and nine tenths within p90. What was mended since a row was first played
+    makes it look nearer than a new one would be, so that its first error counts."""
+    timed = [step for step in unseen_steps() if step.first_error is not None]
+    off = np.abs([1.0 / (1.0 + (step.first_error or 0.0)) - 1.0 for step in timed])
+    assert np.mean(off <= [step.p50 for step in timed]) > 0.48
+    assert np.mean(off <= [step.p90 for step in timed]) > 0.90
 
 
 def test_peaks_of_memory_that_nobody_tuned_for_are_predicted() -> None:
     """Allocated, or reserved where publishers read that or nvidia-smi. Missed most: a GPT whose loss stays in 16
     bits."""
-    off = np.abs([p.memory_error for p in unseen_steps() if p.memory_error is not None])
+    off = np.abs([step.memory_error for step in unseen_steps() if step.chosen == "1" and step.memory_error is not None])
     assert len(off) == 35
     assert np.median(off) < 0.135
     assert np.percentile(off, 90) < 0.235

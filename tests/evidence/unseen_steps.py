@@ -30,11 +30,15 @@ class UnseenStep(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    name, publisher, chosen : the row's id, who measured it, and in which set it was chosen. kind, arch : which published steps it is like
-        (:func:`clustersim.scenario.result.trust.step_kind`), and the generation of its GPU.
+    name, publisher, chosen : the row's id, who measured it, and in which set it was chosen.
+    kind, arch : which published steps it is like (:func:`clustersim.scenario.result.trust.step_kind`), and the
+        generation of its GPU.
     error, memory_error : predicted over published minus 1, of the step and of the peak of memory; None where the
-        publisher gives none. first_error : of the step when the row was first played, before anything was mended for
-        what its set showed; where nobody wrote that down, ``error``. p50, p90 : half-widths of the ranges that the run states.
+        publisher gives none.
+    first_error : of the step when the row was first played, before anything was mended for what its set showed; where
+        nobody wrote that down, ``error``.
+    memory_figure : what a publisher read: ``"allocated"``, ``"reserved"``, ``"nvidia-smi"``, or empty.
+    p50, p90 : half-widths of the ranges that the run states.
     """
 
     name: str
@@ -45,6 +49,7 @@ class UnseenStep(msgspec.Struct, frozen=True):
     error: float | None
     first_error: float | None
     memory_error: float | None
+    memory_figure: str
     p50: float
     p90: float
 
@@ -76,6 +81,7 @@ def _played(row: dict[str, str]) -> UnseenStep:
         error,
         first,
         memory,
+        row["memory"],
         around.p50,
         around.p90,
     )
@@ -97,8 +103,10 @@ def unseen_distances(steps: Iterable[UnseenStep]) -> dict[str, Floats]:
 
 
 def unseen_memory_distances(steps: Iterable[UnseenStep]) -> dict[str, Floats]:
-    """Of each publisher, how far its peaks of memory are from their predictions, relative to the prediction."""
-    return _distances((step.publisher, step.memory_error) for step in steps)
+    """Of each publisher, how far its peaks of the allocator's memory are from their predictions, relative to those;
+    what nvidia-smi shows holds more than an allocator's."""
+    of_allocator = (step for step in steps if step.memory_figure != "nvidia-smi")
+    return _distances((step.publisher, step.memory_error) for step in of_allocator)
 
 
 def _distances(errors: Iterable[tuple[str, float | None]]) -> dict[str, Floats]:

@@ -56,8 +56,9 @@ class Trust(msgspec.Struct, frozen=True):
         unseen_rows, unseen_publishers = ranges.unseen_steps()
         more = f", wider by the {self.unseen_width:.0%} of kernels that none of them ran: a {self.unseen}'s"
         return (
-            f"+-{self.p50:.0%}: half of such steps are within, by {self.rows:,} published ones of this kind ({publishers}) "
-            f"and by how much further off {unseen_rows} of {unseen_publishers} publishers were that nothing was fitted to"
+            f"+-{self.p50:.0%}: half of such steps are within, by {self.rows:,} published ones of this kind "
+            f"({publishers}) and by how much further off {unseen_rows} of {unseen_publishers} publishers were that "
+            f"nothing was fitted to"
             f"{more if self.unseen else ''}; "
             f"one in ten is off by more than {self.p90:.0%}, where host, network or software were not as described: "
             "numbers of your own machine ([measured], clustersim calibrate) tell whether yours are"
