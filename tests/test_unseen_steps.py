@@ -1,33 +1,63 @@
 """Whole steps of machines, models and publishers that no constant was fitted to, as a user without measurements plays
-them (:mod:`tests.evidence.unseen_steps`)."""
+them (:mod:`tests.evidence.unseen_steps`). The first set found kinds of error that were mended since; the second was
+gathered after that."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 
-from tests.evidence.unseen_steps import unseen_steps
+from tests.evidence.unseen_steps import UnseenStep, unseen_steps
+from tests.evidence.validate_steps import validate_steps
+
+CARDS = Path(__file__).parent / "data" / "lambda_cards.csv"
 
 
-def errors(*names: str, chosen: str = "1") -> np.ndarray:
-    """Absolute relative errors of a set's steps whose names begin with any of these, or of all."""
-    steps = (step for step in unseen_steps() if step.chosen == chosen and (not names or step.name.startswith(names)))
+def steps_of(chosen: str) -> list[UnseenStep]:
+    """The steps of a set whose publishers give their time."""
+    return [step for step in unseen_steps() if step.chosen == chosen and step.error is not None]
+
+
+def errors(steps: Sequence[UnseenStep]) -> np.ndarray:
+    """Absolute relative errors of steps."""
     return np.abs([step.error for step in steps if step.error is not None])
 
 
 def test_steps_that_nobody_tuned_for_are_predicted() -> None:
-    off = errors()
+    off = errors(steps_of("1"))
     assert len(off) == 72
     assert np.median(off) < 0.10
-    assert np.percentile(off, 90) < 0.315
+    assert np.percentile(off, 90) < 0.30
+
+
+def test_a_second_set_of_steps_is_predicted() -> None:
+    """Missed most: fp32 and bf16 of MI100, one GPU that its publisher has twice as fast as each of sixteen, VGG in
+    fp32."""
+    off = errors(steps_of("2"))
+    assert len(off) == 66
+    assert np.median(off) < 0.115
+    assert np.percentile(off, 90) < 0.28
 
 
 def test_one_code_is_predicted_on_eighteen_gpus() -> None:
     """GPT-2 with torch.compile, B200 to RTX A4000. Missed most: one H100 NVL that was slower than an H100 PCIe, and Ada
     cards of 300 W."""
-    off = errors("gpt2-b200", "gpt2-h", "gpt2-l4", "gpt2-a", "gpt2-rtx")
+    names = ("gpt2-b200", "gpt2-h", "gpt2-l4", "gpt2-a", "gpt2-rtx")
+    off = errors([step for step in steps_of("1") if step.name.startswith(names)])
     assert len(off) == 18
     assert np.median(off) < 0.06
     assert np.percentile(off, 90) < 0.235
+
+
+def test_cards_of_a_known_publisher_are_predicted() -> None:
+    """RTX 8000, 3090, A6000, 6000 Ada and 4090 and both H100s in Lambda's table: the gain of eager 16-bit code on cards
+    was fitted to them. Missed most: Transformer-XL, whose host decides on H100."""
+    score = validate_steps(CARDS).overall
+    assert score.n_cases == 84
+    assert (score.median_abs_rel_error or 1.0) < 0.09
+    assert (score.p90_abs_rel_error or 1.0) < 0.26
 
 
 def test_ranges_hold_on_steps_that_nobody_tuned_for() -> None:
@@ -40,9 +70,11 @@ def test_ranges_hold_on_steps_that_nobody_tuned_for() -> None:
 
 
 def test_peaks_of_memory_that_nobody_tuned_for_are_predicted() -> None:
-    """Allocated, or reserved where publishers read that or nvidia-smi. Missed most: a GPT whose loss stays in 16
-    bits."""
-    off = np.abs([step.memory_error for step in unseen_steps() if step.chosen == "1" and step.memory_error is not None])
-    assert len(off) == 35
-    assert np.median(off) < 0.135
-    assert np.percentile(off, 90) < 0.235
+    """Allocated, or reserved where publishers read that or nvidia-smi. Missed most: a GPT whose loss stays in 16 bits
+    (first set), and MI100's (second)."""
+    for chosen, count, median, most in (("1", 35, 0.125, 0.20), ("2", 12, 0.08, 0.43)):
+        peaks = [step.memory_error for step in unseen_steps() if step.chosen == chosen]
+        off = np.abs([error for error in peaks if error is not None])
+        assert len(off) == count
+        assert np.median(off) < median
+        assert np.percentile(off, 90) < most
