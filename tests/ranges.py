@@ -29,6 +29,7 @@ from clustersim.core.ranges import MANY, size_class, traits
 from clustersim.scenario.result.trust import THIN_KINDS
 from tests.evidence.adapter_rows import adapter_rows
 from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
+from tests.evidence.offload_rows import errors_of_steps
 from tests.evidence.step_rows import origin, publisher
 from tests.evidence.unseen_steps import UnseenStep, unseen_distances, unseen_memory_distances, unseen_steps
 from tests.evidence.validate_steps import strategy_kind, validate_memory, validate_steps
@@ -193,6 +194,7 @@ def steps(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> dict[st
     apart = {kind: unseen_distances([step for step in unseen if step.kind == kind]) for kind in fitted}
     times = beyond(fitted, apart)
     similar = {f'steps.similar."{kind}"': times_as_wide(around, times[kind]) for kind, around in fitted.items()}
+    similar['steps.similar."offload"'] = offloads()
     return similar | published
 
 
@@ -200,6 +202,11 @@ def adapters() -> Held:
     """The range of steps that train adapters, which one publisher measured."""
     rows = [(row.seconds, float(row.scenario().run().summary["step_time_s"])) for row in adapter_rows()]
     return held({"QwenLM": np.array([abs(seconds / predicted - 1.0) for seconds, predicted in rows])})
+
+
+def offloads() -> Held:
+    """The range of steps that keep states on the host: of rows chosen before any was predicted, wide as it is."""
+    return held(errors_of_steps(), FEWEST)
 
 
 def beyond(fitted: Mapping[str, Held], unseen: Mapping[str, Groups]) -> dict[str, tuple[float, ...]]:

@@ -245,14 +245,24 @@ def test_offload_fetches_before_every_gather_and_updates_on_the_host(version, pa
         pcie_bandwidth="10 GB/s",
         dram_bandwidth="100 GB/s",
     )
-    program = build(made, toy_cost(made), mesh(), config, 2, 0)
+    cost = toy_cost(made, optimizer_traffic_as_run=80.0 * made.parameters)
+    program = build(made, cost, mesh(), config, 2, 0)
     role = program.roles[0].ops
     for op in ops(program, "all_gather"):
         fetched = role[op.after[0]]
         assert fetched.name.startswith("h2d")
         assert fetched.duration == op.nbytes * 4 / DTYPE_BYTES[param_dtype] / 8 / 10e9
     (adam,) = [op for op in role if op.phase == "optimizer" and op.step == 1]
-    assert adam.duration == pytest.approx(made.parameters / 8 * 28 * 4 / 100e9)
+    assert adam.duration == pytest.approx(made.parameters / 8 * 80 * 4 / 100e9)
+
+
+def test_clipping_reads_and_writes_gradients_on_the_host_where_they_are():
+    made = model()
+    config = FSDPConfig(cpu_offload=True, clip_grad_norm=True, pcie_bandwidth="10 GB/s", dram_bandwidth="100 GB/s")
+    role = build(made, toy_cost(made), mesh(), config, 1, 0).roles[0].ops
+    clipped = next(op for op in role if op.name == "optimizer on the CPU")
+    assert clipped.duration == pytest.approx(made.parameters / 8 * 12 * 4 / 100e9)
+    assert not any(op.name == "clip gradients" for op in role)
 
 
 @pytest.mark.parametrize("knobs", EVERY, ids=str)

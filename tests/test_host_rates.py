@@ -14,14 +14,17 @@ from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.host_copies import C2C_SHARE_FROM_HOST, C2C_SHARE_TO_HOST, COPY_SHARE
 from clustersim.core.errors import ScenarioError
-from clustersim.core.memory_rates import host_bandwidth
+from clustersim.core.memory_rates import REMOTE_SHARE, THREAD_RATE, host_bandwidth
 from clustersim.core.program import Compute
 from clustersim.core.units import format_bytes
 from clustersim.explain.volume import host_copies
 from clustersim.scenario.run.hosts import host_copy_rates
 
 NAME = "zero3_llama3_8b_2x8_a100"
-AWAY = {"strategy.zero_optimization.offload_optimizer.device": "cpu"}
+AWAY = {
+    "strategy.zero_optimization.offload_optimizer.device": "cpu",
+    "strategy.zero_optimization.offload_optimizer.pin_memory": True,
+}
 
 
 def rates(name: str, nodes: int = 1, per_node: int | None = None) -> tuple[float, float]:
@@ -96,7 +99,15 @@ def test_a_run_says_what_its_gpus_copy_to_their_hosts_and_back():
 def test_an_offload_copies_at_the_machines_rate_or_at_the_one_that_is_given(changes, rate):
     ops = copies(changes)
     assert ops
-    assert all(op.nbytes / op.duration == pytest.approx(rate) for op in ops)
+    assert all(op.nbytes / op.duration == pytest.approx(rate) for op in ops if op.name != "h2d parameters")
+
+
+def test_memory_that_is_not_page_locked_is_as_fast_as_a_thread_moves_it():
+    key = "strategy.zero_optimization.offload_optimizer.pin_memory"
+    rate = THREAD_RATE * REMOTE_SHARE / 2  # of two reads and writes of a byte, of several ranks the slowest's
+    assert all(op.nbytes / op.duration == pytest.approx(rate) for op in copies({key: False}))
+    own = copies({key: False, "strategy.pcie_bandwidth": "2 GB/s"})
+    assert all(op.nbytes / op.duration == pytest.approx(2e9) for op in own)
 
 
 def test_a_machine_whose_file_has_no_cpu_is_asked_for_the_rate(tmp_path: Path):

@@ -15,6 +15,7 @@ from player import play, toy_cost, toy_model
 from clustersim.cluster import files as fabrics
 from clustersim.core import limits
 from clustersim.core.errors import ProgramError, ScenarioError
+from clustersim.core.memory_rates import REMOTE_SHARE, THREAD_RATE
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.core.program import Collective, Compute
@@ -180,9 +181,19 @@ def test_fp16_checks_for_overflow_and_bf16_does_not():
     assert "all_reduce gradient norm" in brain
 
 
+ADAM = 28.0 * 6 * N
+"""Bytes that a fused Adam reads and writes of the model's parameters."""
+PINNED = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+
+
+def away(stage: int = 2, **knobs: object) -> ZeroConfig:
+    """The optimizer on the host."""
+    return msgspec.structs.replace(config(stage, **PINNED), **knobs)
+
+
 def test_an_offloaded_optimizer_runs_at_the_speed_of_dram_after_its_gradients_came_over():
-    knobs = config(2, offload_optimizer={"device": "cpu", "pin_memory": True})
-    played = program(knobs, host_bandwidth=50e9, host_copy_rates=(20e9, 40e9))
+    knobs = away(dram_bandwidth="100 GB/s")
+    played = program(knobs, host_bandwidth=50e9, host_copy_rates=(20e9, 40e9), optimizer_traffic=ADAM)
     role = played.roles[0].ops
     (adam,) = [op for op in role if op.phase == "optimizer" and op.step == 1]
     assert adam.stream == "host"
@@ -194,13 +205,43 @@ def test_an_offloaded_optimizer_runs_at_the_speed_of_dram_after_its_gradients_ca
     assert back.duration == pytest.approx(2 * 6 * N / 8 / 40e9)
 
 
-@pytest.mark.parametrize(("per_node", "sockets"), [(1, 1), (2, 2), (4, 2)])
-def test_one_process_has_the_memory_of_one_socket(per_node, sockets):
-    knobs = config(2, offload_optimizer={"device": "cpu", "pin_memory": True})
+@pytest.mark.parametrize(
+    ("per_node", "knobs", "node_rate"),
+    [
+        (1, {}, 40e9),  # one socket
+        (2, {"bind_cores": True}, 80e9),  # two
+        (4, {"bind_cores": True}, 80e9),
+        (4, {}, 4 * REMOTE_SHARE * THREAD_RATE),  # a thread each, of whose memory some is the other socket's
+        (4, {"host_threads": 2}, 8 * REMOTE_SHARE * THREAD_RATE),
+        (4, {"host_threads": 8}, 80e9),
+    ],
+)
+def test_a_rank_has_what_its_threads_read_of_its_share_of_the_sockets(per_node, knobs, node_rate):
     ranks = Mesh(np.arange(per_node), per_node)
-    played = program(knobs, ranks=ranks, host_bandwidth=50e9, host_copy_rates=(20e9, 40e9))
+    cost = {"host_bandwidth": 40e9, "host_copy_rates": (20e9, 40e9), "optimizer_traffic": ADAM}
+    played = program(away(**knobs), ranks=ranks, **cost)
     (adam,) = [op for op in played.roles[0].ops if op.phase == "optimizer" and op.step == 1]
-    assert adam.duration == pytest.approx(6 * N * (8 + 28 + 6) / (sockets * 50e9))
+    assert adam.duration == pytest.approx(6 * N * (8 + 28 + 6) / node_rate)
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "pinned", "waits"), [(False, True, True), (True, True, False), (True, False, True)]
+)
+def test_backward_waits_for_copies_on_its_stream_and_for_those_that_the_host_waits_for(overlaps, pinned, waits):
+    offload = {"device": "cpu", "pin_memory": pinned}
+    knobs = config(2, offload_optimizer=offload, reduce_bucket_size=N, overlap_comm=overlaps)
+    role = program(knobs, host_copy_rates=(1e9, 1e9), optimizer_traffic=ADAM).roles[0].ops
+    first = next(i for i, op in enumerate(role) if op.name == "d2h bucket 0")
+    later = [op for op in role[first:] if op.name.startswith("bwd")]
+    assert any(first in op.after for op in later) == waits
+
+
+def test_stage_3_casts_into_memory_that_nobody_locks():
+    slow = THREAD_RATE * REMOTE_SHARE / 2
+    for stage, rate in ((2, 40e9), (3, slow)):
+        role = program(away(stage), host_copy_rates=(20e9, 40e9), optimizer_traffic=ADAM).roles[0].ops
+        (back,) = [op for op in role if op.name == "h2d parameters" and op.step == 1]
+        assert back.nbytes / back.duration == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
@@ -546,7 +587,7 @@ def test_experts_gathered_one_by_one_are_refused_before_they_are_written_out(mon
 
 
 @pytest.mark.parametrize(("pinned", "said"), [(True, 0), (False, 1)])
-def test_parameters_alone_away_are_told_to_be_copied_as_pinned_ones(pinned, said):
+def test_parameters_alone_away_are_told_to_be_in_pageable_memory(pinned, said):
     notes = config(3, offload_param={"device": "cpu", "pin_memory": pinned}).notes
     assert sum("pin_memory" in note for note in notes) == said
     assert sum("streams of their own" in note for note in notes) == 1

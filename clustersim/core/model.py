@@ -337,6 +337,7 @@ class StepCost:
     forward_launch : (n_layers,) float [s], host time to launch a layer's forward kernels; None for no cost.
     forward_mix, backward_mix : what each layer's seconds are spent on; empty where nobody knows.
     optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
+    optimizer_traffic_as_run : float [bytes], the same of the implementation that is asked for.
     matrices : what an optimizer does with whole matrices, once for each; in ``optimizer``, too.
     offloaded : (n_layers,) float [bytes] that a micro-batch keeps on the host between passes; None for nothing.
     offload_rates : (to the host, back) float [bytes/s] of their copies.
@@ -365,6 +366,7 @@ class StepCost:
     forward_mix: tuple[Mix, ...] = ()
     backward_mix: tuple[Mix, ...] = ()
     optimizer_traffic: float = 0.0
+    optimizer_traffic_as_run: float = 0.0
     matrices: tuple[MatrixUpdates, ...] = ()
     offloaded: Floats | None = None
     offload_rates: tuple[float, float] = (0.0, 0.0)

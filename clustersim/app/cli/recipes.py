@@ -289,7 +289,7 @@ def offload_tried(states_bytes: float, memory_bytes: float, dtype: str) -> str:
 [[try.strategies]]
 kind = "zero"
 param_dtype = "{dtype}"
-zero_optimization = {{stage = [2, 3], offload_optimizer = {{device = "cpu"}}}}
+zero_optimization = {{stage = [2, 3], offload_optimizer = {{device = "cpu", pin_memory = true}}}}
 """
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from clustersim.core.model import Kernel, Tensor
 from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.host import HostLaw
-from clustersim.model.seconds.optimizer import optimizer_time
+from clustersim.model.seconds.optimizer import optimizer_time, step_traffic
 from clustersim.model.seconds.price import Pass, cast_time, in_recipe, price, unpack_time
 
 Runs = tuple[tuple[tuple[Kernel, ...], str], ...]
@@ -57,3 +57,7 @@ class LocalCost:
     def update(self, numel: float, tensors: int) -> float:
         """Seconds of the optimizer step on so many elements in so many tensors."""
         return optimizer_time(self.where, numel, tensors, self.optimizer, self.optimizer_impl, self.state_bytes)
+
+    def update_traffic(self, numel: float) -> float:
+        """Bytes that a fused step on so many elements reads and writes, wherever it runs."""
+        return step_traffic(numel, self.optimizer, "fused", self.state_bytes)

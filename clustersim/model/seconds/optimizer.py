@@ -29,9 +29,9 @@ def check(optimizer: str | None, implementation: str) -> None:
         )
 
 
-def fused_traffic(model: Model, optimizer: str | None, *, element_bytes: int = 4) -> float:
-    """Bytes a fused step reads and writes for all parameters that are trained; 0 for None."""
-    return OPTIMIZERS[optimizer].element_traffic("fused", element_bytes) * model.trained if optimizer else 0.0
+def step_traffic(numel: float, optimizer: str | None, implementation: str, element_bytes: int) -> float:
+    """Bytes a step reads and writes for so many elements; 0 for None."""
+    return OPTIMIZERS[optimizer].element_traffic(implementation, element_bytes) * numel if optimizer else 0.0
 
 
 def optimizer_time(
@@ -53,7 +53,7 @@ def optimizer_time(
     check(optimizer, implementation)
     if optimizer is None:
         return 0.0
-    traffic = OPTIMIZERS[optimizer].element_traffic(implementation, element_bytes) * parameters
+    traffic = step_traffic(parameters, optimizer, implementation, element_bytes)
     seconds = traffic / setting.device.stream_rate()
     floor = optimizer_floor(setting, parameters, tensors, optimizer, implementation)
     return max(seconds, floor) if implementation == "for-loop" else seconds + floor

@@ -25,10 +25,10 @@ from clustersim.model.seconds.host import host_level
 from clustersim.model.seconds.kernels import launches
 from clustersim.model.seconds.optimizer import (
     check,
-    fused_traffic,
     optimizer_floor,
     optimizer_time,
     orthogonalised,
+    step_traffic,
     tensors_of,
 )
 from clustersim.model.seconds.price import Pass, cast_time, in_recipe, price, unpack_time
@@ -85,7 +85,8 @@ def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
         forward_launch=np.array([cost.launch for cost in forward]),
         forward_mix=tuple(cost.mix for cost in forward),
         backward_mix=tuple(cost.mix for cost in backward),
-        optimizer_traffic=fused_traffic(model, how.optimizer, element_bytes=element),
+        optimizer_traffic=step_traffic(model.trained, how.optimizer, "fused", element),
+        optimizer_traffic_as_run=step_traffic(model.trained, how.optimizer, how.optimizer_impl, element),
         matrices=updates,
     )
 

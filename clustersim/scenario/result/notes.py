@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from clustersim.core.program import Compute
 from clustersim.core.timeline import step_ends
@@ -16,7 +18,9 @@ from clustersim.model.seconds.conv import is_winograd
 from clustersim.scenario.result.beside_published import beside_published
 from clustersim.scenario.result.making_fit import making_fit
 from clustersim.scenario.result.trust import trust
-from clustersim.training.strategies.sharded import ON_HOST
+from clustersim.training.strategies.fsdp_config import FSDPConfig
+from clustersim.training.strategies.offloading import ON_HOST, work_of
+from clustersim.training.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario.file.schema import Change
@@ -89,22 +93,29 @@ def _host_copies(result: Result) -> Iterator[str]:
 
 
 def _host_optimizer(result: Result) -> Iterator[str]:
-    """What is assumed of an optimizer on the host: memory as fast as all cores of a node read it, unless a rate of the
-    user's own says otherwise. LLaMA-7B on eight A800 (chenyaofo's gist d4cd6a20ab4b95cb3a49491747e2139a, DeepSpeed
-    0.14.2, 64 samples of 4,096 tokens) takes 31 to 35 s a step with it and 14 to 15 s without; here 12.8 and 11.8."""
+    """What is assumed of an optimizer on the host, and what threads of a rank's own would make of it; nothing where
+    somebody says how fast its memory is."""
     config = result.scenario.config
-    if not config.offloads_optimizer or getattr(config, "dram_bandwidth", None) is not None:
+    if not isinstance(config, FSDPConfig | ZeroConfig) or not config.offloads_optimizer or config.dram_bandwidth:
         return
     timed = (op for role in result.prepared.program.roles for op in role.ops if isinstance(op, Compute))
     seconds = [float(np.max(op.duration)) for op in timed if op.name == ON_HOST]
     if not seconds:
         return
-    took = format_time(max(seconds))
-    yield (
-        f"the {ON_HOST} takes {took} of a step where as many threads work as a node has cores, which few launchers see "
-        "to (torchrun sets OMP_NUM_THREADS=1), and several times as long where they do not; measure one, or say what "
-        "of its memory a node reaches (strategy.dram_bandwidth)"
+    socket = result.prepared.cost.host_bandwidth
+    work = work_of(result.prepared.mesh, config)
+    rate = work.rate(socket)
+    best = replace(work, threads=None, bound=True).rate(socket)
+    threads = "all cores" if work.active == inf else f"{work.active:.0f} thread(s) a rank (OMP_NUM_THREADS)"
+    usual = ", as torchrun and accelerate start several" if work.threads is None and work.active == 1 else ""
+    note = (
+        f"the {ON_HOST} takes {format_time(max(seconds))} of a step: {threads}{usual}, reading and writing "
+        f"{rate / 1e9:.3g} GB/s of memory a rank; published ones were up to three times as slow "
+        "(strategy.host_threads, strategy.dram_bandwidth)"
     )
+    if best > rate:
+        note += f"; with cores of its own (strategy.bind_cores) a rank has {best / 1e9:.3g} GB/s"
+    yield note
 
 
 def _timed_changes(result: Result) -> Iterator[str]:

@@ -83,7 +83,7 @@ def kind_in(scenario: Scenario, model: Model, peak: float, *, split: bool) -> st
         graphs = scenario.file.run.cuda_graph
         flops = scenario.config.micro_batch_size * block_flops(model)
         work = called_work(flops, parallel.tp * parallel.cp, peak, graphs)
-    return step_kind(scenario.strategy.name, model, split=split, work=work)
+    return step_kind(scenario.strategy.name, model, split=split, work=work, offloads=scenario.config.offloads)
 
 
 def block_flops(model: Model) -> float:
@@ -99,15 +99,17 @@ def called_work(flops: float, ranks: int, peak: float, cuda_graph: Collection[st
     return math.inf if WHOLE_STEP in cuda_graph else flops / (ranks * peak)
 
 
-def step_kind(strategy: str, model: Model, *, split: bool, work: float = math.inf) -> str:
-    """Which published steps a step is like: those of its ``strategy``, unless adapters, experts or a ``split`` tell
-    more.
+def step_kind(strategy: str, model: Model, *, split: bool, work: float = math.inf, offloads: bool = False) -> str:
+    """Which published steps a step is like: those of its ``strategy``, unless adapters, experts, a ``split`` or what
+    it ``offloads`` tell more.
 
     work : seconds [s] at the GPU's peak of a block's pass, where a host calls the blocks of a split model; steps below
     :data:`THIN` are told apart.
     """
     if model.partly_frozen:
         return "adapters"
+    if offloads:
+        return "offload"
     experts = any(tensor.cut.startswith("expert") for layer in model.layers for tensor in layer.tensors)
     kind = "experts" if experts else "split" if split else strategy
     return THIN_KINDS.get(kind, kind) if work < THIN else kind

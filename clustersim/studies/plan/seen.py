@@ -28,7 +28,7 @@ from clustersim.studies.plan.pareto import ParetoObjectives
 from clustersim.studies.plan.sieve import OptionSieve, kept
 from clustersim.studies.plan.sites import tried_parallel
 from clustersim.studies.plan.spec import EXACT, PlanFile
-from clustersim.studies.plan.untried import untried
+from clustersim.studies.plan.untried import offloads, untried
 from clustersim.studies.sweep.row import SweepFigures, SweepRow
 
 ROUGH = 0.05
@@ -346,7 +346,8 @@ class KnownCandidates:
             ranks = form.degrees["tp"] * form.degrees["cp"]
             flops = option.candidate.played[0] * of_block
             work = called_work(flops, ranks, peak(place, dtype), graphs) if form.split else math.inf
-            kind = step_kind(str(form.strategy["kind"]), model, split=form.split, work=work)
+            away = offloads(form.strategy)
+            kind = step_kind(str(form.strategy["kind"]), model, split=form.split, work=work, offloads=away)
             error_there = error(kind, place, dtype)
             self.options[number] = replace(option, kind=kind, error=error_there)
 

@@ -37,7 +37,7 @@ VARIANTS: Mapping[str, Mapping[str, Changes]] = {
     "zero": {f"stage {stage}": {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)},
 }
 """Kinds of which more than one form is worth a row; every other kind has one, with its defaults."""
-_AWAY = {"device": "cpu"}
+_AWAY = {"device": "cpu", "pin_memory": True}
 ON_THE_HOST: Mapping[str, Mapping[str, Changes]] = {
     "fsdp": {"all on the host": {"cpu_offload": True}},
     "zero": {

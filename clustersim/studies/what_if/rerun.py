@@ -26,7 +26,7 @@ from clustersim.scenario.run.hosts import host_copy_rates
 from clustersim.scenario.run.incidents import varying_of
 from clustersim.scenario.run.parts import play
 from clustersim.scenario.run.running import Prepared, prepare
-from clustersim.training.strategies.sharded import D2H_STREAM, H2D_STREAM
+from clustersim.training.strategies.offloading import D2H_STREAM, H2D_STREAM
 
 Factors = Mapping[str, float]
 """Knob -> what it is multiplied by."""

@@ -29,7 +29,12 @@ def zero_hooks(stage_ops: StageOps, stage: Stage, cost: StepCost, config: ZeroCo
     """The hooks of the only stage of a model without pipeline. ``cost`` : the host's rates."""
     model = layerwise(stage)
     update = stage_ops.cost.update  # of one flat tensor
-    cost = replace(cost, optimizer=update(model.parameters, 1), optimizer_floor=update(0.0, 1))
+    cost = replace(
+        cost,
+        optimizer=update(model.parameters, 1),
+        optimizer_floor=update(0.0, 1),
+        optimizer_traffic=stage_ops.cost.update_traffic(model.parameters),
+    )
     hooks = zero.hooks(stage_ops.ops, model, cost, stage_ops.mesh, config)
     hooks.lays_whole = True
     hooks.joined = lambda after: shared_gradients(stage_ops, stage, 0, config.param_dtype, after)

@@ -33,7 +33,7 @@ from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.model import Model, StepCost
 from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
-from clustersim.training.strategies import base, fsdp_memory, sharded
+from clustersim.training.strategies import base, fsdp_memory, offloading, sharded
 from clustersim.training.strategies.fsdp_config import (
     FSDPConfig,
     FSDPPlan,
@@ -70,7 +70,7 @@ class Shards:
     config: FSDPConfig
     plan: FSDPPlan
     places: InitVar[Sequence[Place]]
-    host: sharded.Host | None = None
+    host: offloading.Host | None = None
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
     freed: list[int] = field(default_factory=list)
     begun: set[int] = field(default_factory=set)
@@ -196,7 +196,7 @@ class Shards:
         nbytes = self._param_bytes(unit)
         if self.host is not None:
             kept = kept_bytes(self.config, self.plan.units[unit], self.plan.degree) / self.plan.degree
-            after = (self.host.copy(self.ops, f"h2d {name}", kept, sharded.H2D_STREAM, after),)
+            after = (self.host.copy(self.ops, f"h2d {name}", kept, offloading.H2D_STREAM, after),)
         if groups.shape[1] > 1:
             dtype = self.config.param_dtype
             kind = "all_gather"
@@ -301,28 +301,35 @@ class Shards:
         if self.host is not None:
             numel = plan.units[unit].padded(plan.degree) / plan.degree
             state_bytes = numel * element_bytes(self.config)[2]
-            done = self.host.copy(self.ops, f"d2h {name}", state_bytes, sharded.D2H_STREAM, (done,))
+            done = self.host.copy(self.ops, f"d2h {name}", state_bytes, offloading.D2H_STREAM, (done,))
         self.reduced.append(done)
+
+
+CLIP_PASSES = 3
+"""Of gradients on the host: read for their norm, read and written for their factor (torch/nn/utils/clip_grad.py)."""
 
 
 class FSDP(Shards):
     """The hooks of ranks that have a whole model each."""
 
     def __init__(self, ops: base.OpList, model: Model, cost: StepCost, mesh: Mesh, config: FSDPConfig) -> None:
-        bandwidths = config.pcie_bandwidth, config.dram_bandwidth
-        host = sharded.host(mesh, cost, *bandwidths) if config.cpu_offload else None
+        host = offloading.host_of(mesh, cost, config) if config.cpu_offload else None
         places = [(0, i) for i in range(len(model.layers))]
         super().__init__(ops, cost, config, plan(model, mesh, config), places, host)
 
     def finish(self) -> None:
         """Clip and update this rank's shard, when all of its gradients are reduced."""
         after, self.reduced = tuple(self.reduced), []
-        if self.config.clip_grad_norm:
-            nbytes = self.numel * element_bytes(self.config)[2]
-            after = sharded.clip(self.ops, self.cost, self.plan.shard, nbytes, after)
+        nbytes = self.numel * element_bytes(self.config)[2] * self.config.clip_grad_norm
         if self.host is not None:
-            self.reduced = [self.host.adam(self.ops, self.numel, after)]
+            if nbytes:
+                after = (self.host.update(self.ops, CLIP_PASSES * nbytes, after),)
+                after = sharded.all_reduce_flag(self.ops, "all_reduce gradient norm", self.plan.shard, after)
+            traffic = self.cost.optimizer_traffic_as_run / self.plan.degree
+            self.reduced = [self.host.update(self.ops, traffic, after)]
             return
+        if nbytes:
+            after = sharded.clip(self.ops, self.cost, self.plan.shard, nbytes, after)
         after = sharded.whole_matrices(self.ops, self.cost, self.plan.shard, after)
         seconds = sharded.optimizer(self.cost, 1.0 / self.plan.degree)
         self.ops.compute("optimizer", seconds, "optimizer", after=after)

@@ -15,7 +15,7 @@ from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.model import Model
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.training.parallel.config import AtLeastOne
-from clustersim.training.strategies import base, sharded
+from clustersim.training.strategies import base, offloading, sharded
 
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
@@ -52,8 +52,10 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
         (torchao's ``enable_fsdp_float8_all_gather``).
     cpu_offload : shards, gradients and optimizer live on the host.
     pcie_bandwidth : then, of one GPU in one direction; what copies reach of the machine's own links, all GPUs at once,
-        when absent. dram_bandwidth : then, of a node; one socket of the costs' host for each process, two at most, when
-        absent.
+        when absent. dram_bandwidth : then, what all ranks of a node read and write of its memory; what their threads do
+        when absent. host_threads : then, threads of a rank that update (OMP_NUM_THREADS); one where a node has several
+        ranks, as torchrun sets it, and else all cores when absent. bind_cores : then, whether each rank has cores of
+        its own, all of which update (torchrun's ``--numa-binding``).
     """
 
     version: Literal[1, 2] = 2
@@ -79,9 +81,11 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     cpu_offload: bool = False
     pcie_bandwidth: str | None = None
     dram_bandwidth: str | None = None
+    host_threads: AtLeastOne | None = None
+    bind_cores: bool = False
 
     def __post_init__(self) -> None:
-        sharded.check_bandwidths(self.pcie_bandwidth, self.dram_bandwidth)
+        offloading.check_host(self)
         if self.version == 2:
             for name, instead in _ONLY_V1.items():
                 if getattr(self, name) != FSDPConfig.__struct_defaults__[FSDPConfig.__struct_fields__.index(name)]:

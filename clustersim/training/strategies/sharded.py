@@ -1,4 +1,4 @@
-"""What FSDP and ZeRO share: units of parameters, groups that share them, the host's memory, and the sharded step."""
+"""What FSDP and ZeRO share: units of parameters, groups that share them, and the sharded step."""
 
 from __future__ import annotations
 
@@ -8,22 +8,11 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from clustersim.core.errors import ProgramError, UnitError
+from clustersim.core.errors import ProgramError
 from clustersim.core.mesh import Ints, Mesh
-from clustersim.core.mix import Mix
 from clustersim.core.model import StepCost, Tensor
-from clustersim.core.program import DTYPE_BYTES, HOST_STREAM, Collective, Compute
-from clustersim.core.units import parse_bandwidth
+from clustersim.core.program import DTYPE_BYTES, Collective
 from clustersim.training.strategies import base
-
-D2H_STREAM = "d2h"
-H2D_STREAM = "h2d"
-"""Copies from and to the device, which PCIe carries at once."""
-GRADIENTS_BACK_STREAM = "h2d gradients"
-"""Gradients that come back from the host to be added to, beside parameters that are fetched."""
-ADAM_HOST_BYTES = 28
-"""DRAM traffic of a fused CPU Adam per parameter: reads gradient, weight and both moments in fp32, writes the last
-three; half-precision weights go out as they are made."""
 
 
 class ShardUnit(msgspec.Struct, frozen=True):
@@ -175,70 +164,6 @@ def shard_groups(mesh: Mesh, shard: int, field: str) -> Ints:
             f"{mesh.world_size} ranks do not divide into groups of {shard}; use one of {fits} (at {field})"
         )
     return np.arange(mesh.world_size, dtype=np.int64).reshape(-1, shard)
-
-
-def pinned_copy(
-    ops: base.OpList, name: str, nbytes: float, rates: tuple[float, float], stream: str, after: tuple[int, ...]
-) -> int:
-    """A pinned copy between host and device, beside everything else; ``rates`` : [bytes/s] to the host and from it.
-    Raises :class:`ProgramError` at no rate."""
-    to_host, from_host = rates
-    rate = to_host if stream == D2H_STREAM else from_host
-    if not rate:
-        raise ProgramError(f"{name}: no rate of copies; give pcie_bandwidth, or the costs' host_copy_rates")
-    seconds = nbytes / rate
-    mix = Mix(memory=seconds)
-    return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
-
-
-ON_HOST = "optimizer on the CPU"
-"""What the optimizer of an offload is called."""
-
-
-class Host(msgspec.Struct, frozen=True):
-    """The CPU's side of an offload.
-
-    to_host, from_host : [bytes/s] of one GPU's copies. dram : [bytes/s] of a node's memory. ranks : that share it.
-    """
-
-    to_host: float
-    from_host: float
-    dram: float
-    ranks: int
-
-    def copy(self, ops: base.OpList, name: str, nbytes: float, stream: str, after: tuple[int, ...]) -> int:
-        """:func:`pinned_copy` at these rates."""
-        return pinned_copy(ops, name, nbytes, (self.to_host, self.from_host), stream, after)
-
-    def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...], beside: float = 0.0) -> int:
-        """The optimizer on the CPU: bound by DRAM, which all ranks of a node share. ``beside`` : bytes of DRAM traffic
-        per parameter that a framework adds to Adam's."""
-        seconds = numel * (ADAM_HOST_BYTES + beside) * self.ranks / self.dram
-        phase = "optimizer"
-        return ops.add(Compute(ON_HOST, seconds, HOST_STREAM, after, phase, "host", step=ops.step))
-
-
-def check_bandwidths(pcie_bandwidth: str | None, dram_bandwidth: str | None) -> None:
-    """Raise ValueError naming the knob that is no bandwidth."""
-    for name, text in (("pcie_bandwidth", pcie_bandwidth), ("dram_bandwidth", dram_bandwidth)):
-        try:
-            parse_bandwidth("1 B/s" if text is None else text)
-        except UnitError as error:
-            raise ValueError(f"{name}: {error}") from None
-
-
-def host(mesh: Mesh, cost: StepCost, pcie_bandwidth: str | None, dram_bandwidth: str | None) -> Host:
-    """A :class:`Host` from bandwidths with units, and what the machine's own links and memory give where they are
-    absent; raises :class:`UnitError`.
-
-    A node has two sockets, and a process's memory is on the one where it was allocated: one process has one socket's.
-    DeepSpeed's log of one GPU on a DGX-2 has 74 GB/s where its two sockets have 205 (docs/_tutorials/zero-offload.md,
-    zero_offload_dp1_10B_log.png: 1,113 ms to unscale 10 billion gradients).
-    """
-    sockets = min(2.0, float(mesh.nproc_per_node))
-    dram = sockets * cost.host_bandwidth if dram_bandwidth is None else parse_bandwidth(dram_bandwidth)
-    rates = cost.host_copy_rates if pcie_bandwidth is None else (parse_bandwidth(pcie_bandwidth),) * 2
-    return Host(*rates, dram, mesh.nproc_per_node)
 
 
 def clip(ops: base.OpList, cost: StepCost, group: Ints, shard_bytes: float, after: tuple[int, ...]) -> tuple[int, ...]:

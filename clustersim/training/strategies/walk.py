@@ -26,7 +26,7 @@ from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Progra
 from clustersim.core.variation import usual
 from clustersim.training.schedules import Action, Order, Slot, schedule
 from clustersim.training.strategies import base
-from clustersim.training.strategies.sharded import D2H_STREAM, pinned_copy
+from clustersim.training.strategies.offloading import D2H_STREAM, pinned_copy
 
 Place = tuple[int, int]
 """A layer: (chunk, place in the chunk); a whole model is one chunk."""

@@ -39,7 +39,7 @@ from clustersim.core.mesh import Ints
 from clustersim.core.model import Layer, Model, StepCost, Tensor
 from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
-from clustersim.training.strategies import base, sharded
+from clustersim.training.strategies import base, offloading, sharded
 from clustersim.training.strategies.primitives import collective
 from clustersim.training.strategies.walk import LayerPart, Place
 from clustersim.training.strategies.zero_config import ZeroOptimization, elements
@@ -305,7 +305,8 @@ class Zero3(Zero):
         self.after_step = ()
         if self.config.offloads_parameters:
             share = sharded.nbytes(numel, dtype) / self.ranks
-            after = (self.host.copy(self.ops, f"h2d {name}", share, sharded.H2D_STREAM, after),)
+            pinned = self.config.pins("offload_param")
+            after = (self.host.copy(self.ops, f"h2d {name}", share, offloading.H2D_STREAM, after, pinned=pinned),)
         if groups.shape[1] > 1:
             quantized = block.zero_quantized_weights
             size, dtype = (numel * INT8, "uint8") if quantized else (sharded.nbytes(numel, dtype), dtype)

@@ -15,7 +15,8 @@ import msgspec
 
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.core.texts import data_table
-from clustersim.training.strategies import base, sharded
+from clustersim.training.parallel.config import AtLeastOne
+from clustersim.training.strategies import base, offloading
 
 Count = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)] | str
 """A number of elements; JSON writes ``5e8``. Text is read so that ``"auto"``, which Hugging Face's Trainer replaces,
@@ -37,7 +38,7 @@ class Offload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     Parameters
     ----------
     device : ``cpu`` or ``none``.
-    pin_memory : whether memory is page-locked; copies are played at that pace, and a note says so where it is not.
+    pin_memory : whether memory is page-locked; copies of other memory are as fast as a thread moves it.
     ratio : of an optimizer's states that are on the host; refused below 1 in stage 3, which alone reads it.
     super_offload : refused where true.
     others : read as DeepSpeed does, without effect here.
@@ -189,7 +190,10 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         nothing beside compute.
     param_dtype : of parameters and gradients; 16-bit ones have fp32 masters in the optimizer.
     pcie_bandwidth : of one GPU in one direction; what copies reach of the machine's own links, all GPUs at once, if
-        absent. dram_bandwidth : of a node; one socket of the costs' host for each process, two at most, if absent.
+        absent. dram_bandwidth : what all ranks of a node read and write of its memory; what their threads do if absent.
+    host_threads : of a rank, for what it does on the host (OMP_NUM_THREADS); one where a node has several ranks, as
+        torchrun and accelerate set it, and else all cores if absent.
+    bind_cores : each rank has cores of its own, all of which work for it (``deepspeed --bind_cores_to_rank``).
     """
 
     zero_optimization: ZeroOptimization = ZeroOptimization(stage=1)
@@ -197,9 +201,11 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     version: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+(\.\d+)?$")] | None = None
     pcie_bandwidth: str | None = None
     dram_bandwidth: str | None = None
+    host_threads: AtLeastOne | None = None
+    bind_cores: bool = False
 
     def __post_init__(self) -> None:
-        sharded.check_bandwidths(self.pcie_bandwidth, self.dram_bandwidth)
+        offloading.check_host(self)
         block = self.zero_optimization
         parameters_away = block.offload_param is not None and block.offload_param.on
         if parameters_away and block.stage < 3:
@@ -232,6 +238,11 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         away = self.zero_optimization.offload_optimizer
         return away is not None and away.on
 
+    def pins(self, block: Literal["offload_optimizer", "offload_param"]) -> bool:
+        """Whether what this block keeps on the host is page-locked."""
+        away: Offload | None = getattr(self.zero_optimization, block)
+        return away is not None and away.pin_memory
+
     @property
     def away_bytes(self) -> float:
         """Bytes that an element has on the host beside its optimizer states: with the optimizer its gradient and its
@@ -257,8 +268,10 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
             return tuple(texts)
         texts.append("zero: copies to and from the host are streams of their own, at one rate whoever copies")
         away = (self.zero_optimization.offload_optimizer, self.zero_optimization.offload_param)
-        if any(part is not None and part.on and not part.pin_memory for part in away):
-            texts.append("zero: copies are as fast as pinned memory's; without pin_memory = true they are slower")
+        if self.pcie_bandwidth is None and any(part is not None and part.on and not part.pin_memory for part in away):
+            texts.append(
+                "zero: without pin_memory = true copies are of pageable memory, as fast as one thread moves it"
+            )
         if self.zero_optimization.stage < 3:
             texts.append(
                 "zero: while it starts, every rank of a node has all parameters on the host twice, in their own type, "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clustersim.core.model import Tensor
 from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES
-from clustersim.training.strategies import base, sharded
+from clustersim.training.strategies import base, offloading, sharded
 from clustersim.training.strategies.primitives import collective
 from clustersim.training.strategies.walk import WholeModelHooks
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
@@ -18,6 +18,10 @@ UNSCALE_HOST_BYTES = 8
 the inverse of loss scale and clipping before Adam reads them, in every step (deepspeed/runtime/zero/stage_1_and_2.py of
 02aa38c3, stage3.py of 007cca6a). DeepSpeed's log of a 10-billion-parameter run has 1,113 ms beside 6,479 of Adam and
 what follows it (docs/_tutorials/zero-offload.md, zero_offload_dp1_10B_log.png)."""
+OVERFLOW_HOST_BYTES = 13
+"""The same of stage 3's check of fp16 gradients, which are on the host there: ``isinf`` (an absolute value, a
+comparison) and ``isnan`` of ``grad_partitions_flat_buffer``, and ``any`` of both (stage3.py of 007cca6a,
+``has_overflow``)."""
 
 
 @dataclass
@@ -36,7 +40,7 @@ class Zero(WholeModelHooks[ZeroConfig]):
 
     def __post_init__(self) -> None:
         config = self.config
-        self.host = sharded.host(self.mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth)
+        self.host = offloading.host_of(self.mesh, self.cost, config)
         self.group = self.mesh.groups("dp", "cp")
         self.ranks = self.group.shape[1]
         self.filled = 0
@@ -85,17 +89,24 @@ class Zero(WholeModelHooks[ZeroConfig]):
         The last pass of a step sends it in fp32, cast on the GPU. Those before leave it on the host in the parameters'
         type, whence it comes back to be added to (stage_1_and_2.py of 02aa38c3, ``copy_grads_in_partition``). Stage 3
         keeps it on the host in that type in every pass, and reads it back from there too (stage3.py of 007cca6a,
-        ``partition_grads``).
+        ``partition_grads``). Backward waits for copies that are on its stream, without ``overlap_comm``
+        (stage_1_and_2.py, ``reduce_ipg_grads``), and for those that the host waits for: to memory that is not
+        page-locked (CUDA's "API synchronization behavior"), and the last of stage 3, which is not ``non_blocking``.
         """
         third = self.config.zero_optimization.stage == 3
+        pinned = self.config.pins("offload_optimizer")
         dtype = self.config.param_dtype
         kept = sharded.nbytes(numel, dtype)
         waits: tuple[int, ...] = (after,)
         if self.adds or third:
-            stream = sharded.GRADIENTS_BACK_STREAM
-            waits = (self.host.copy(self.ops, f"h2d gradients of bucket {k}", kept, stream, waits),)
+            stream = offloading.GRADIENTS_BACK_STREAM
+            waits = (self.host.copy(self.ops, f"h2d gradients of bucket {k}", kept, stream, waits, pinned=pinned),)
         nbytes = (0.0 if self.completes and not third else kept) + (4.0 * numel if self.completes else 0.0)
-        self.home.append(self.host.copy(self.ops, f"d2h bucket {k}", nbytes, sharded.D2H_STREAM, waits))
+        home = self.host.copy(self.ops, f"d2h bucket {k}", nbytes, offloading.D2H_STREAM, waits, pinned=pinned)
+        self.home.append(home)
+        blocks = not pinned or (third and self.completes)
+        if blocks or not self.config.zero_optimization.overlaps:
+            self.ops.waits = (home,)
 
     @abstractmethod
     def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
@@ -142,11 +153,17 @@ class Zero(WholeModelHooks[ZeroConfig]):
         config = self.config
         size = DTYPE_BYTES[self.config.param_dtype]
         if config.offloads_optimizer:
-            cast = 4.0 + size if size < 4 or config.zero_optimization.stage < 3 else 0.0
-            done = self.host.adam(self.ops, numel, after, UNSCALE_HOST_BYTES + cast)
+            third = config.zero_optimization.stage == 3
+            cast = 4.0 + size if size < 4 or not third else 0.0
+            checked = OVERFLOW_HOST_BYTES if third and config.param_dtype == "fp16" else 0.0
+            traffic = self.cost.optimizer_traffic / self.ranks + numel * (UNSCALE_HOST_BYTES + cast + checked)
+            done = self.host.update(self.ops, traffic, after)
             if config.offloads_parameters:
                 return done
-            return self.host.copy(self.ops, "h2d parameters", numel * size, sharded.H2D_STREAM, (done,))
+            # Stage 3 casts into memory that PyTorch takes for it, and that nobody locks.
+            pinned = not third and config.pins("offload_optimizer")
+            stream = offloading.H2D_STREAM
+            return self.host.copy(self.ops, "h2d parameters", numel * size, stream, (done,), pinned=pinned)
         casts = base.gradient_pass(2.0 * numel * (size + 4.0), self.cost) if size < 4 else 0.0
         seconds = sharded.optimizer(self.cost, 1.0 / self.ranks) + casts
         return self.ops.compute("optimizer", seconds, "optimizer", after=after)
