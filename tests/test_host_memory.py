@@ -57,7 +57,7 @@ def test_a_machine_whose_file_does_not_say_is_unknown_and_that_is_said():
 
 
 def test_what_an_optimizer_on_the_host_takes_is_told_with_what_is_assumed_of_the_host():
-    """Steps of 7B on 8 A800 were published 2.5 times as long as played, and nothing was said of threads."""
+    """Steps of 7B on 8 A800 took 2.5 times as long as played, as if all cores worked: no threads were told."""
     (told,) = (note for note in scenario.load(NAME, AWAY).run().notes if "OMP_NUM_THREADS" in note)
     assert told.startswith("the optimizer on the CPU takes ")
     own = {**AWAY, "strategy.dram_bandwidth": "100 GB/s"}

@@ -131,7 +131,8 @@ def fields():
     known |= {f"strategy.{one.name}" for row in STRATEGIES.values() for one in of(row.config)} | {"strategy.kind"}
     known |= {f"strategy.zero_optimization.{one.name}" for one in of(ZeroOptimization)}
     known |= {"strategy.zero_optimization.*"}
-    known |= {f"strategy.zero_optimization.offload_{what}.device" for what in ("param", "optimizer")}
+    offloaded = [(what, leaf) for what in ("param", "optimizer") for leaf in ("device", "pin_memory")]
+    known |= {f"strategy.zero_optimization.offload_{what}.{leaf}" for what, leaf in offloaded}
     known |= {f"shape.{leaf}" for one in shapes._shipped().values() for leaf in (*one, "out_bias", *shapes.WHERE_SAID)}
     return known | {"cluster.nodes", "cluster.gpus_per_node", "cluster.world", "graphs.impl"}
 

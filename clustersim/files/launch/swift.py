@@ -55,6 +55,8 @@ ZERO3 = {
     "zero_optimization.stage3_max_live_parameters": 1_000_000_000,
     "zero_optimization.stage3_max_reuse_distance": 1_000_000_000,
 }
+AWAY = {"device": "cpu", "pin_memory": True}
+"""Of what its presets keep on the host (``swift/llm/ds_config/zero3_offload.json``)."""
 PRESETS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("zero0", "zero1", "zero2", "zero2_offload"), ZERO2),
     **dict.fromkeys(("zero3", "zero3_offload"), ZERO3),
@@ -240,7 +242,8 @@ def _sharded(command: Document) -> None:
         held |= {"zero_optimization.overlap_comm": overlaps, "zero_optimization.contiguous_gradients": True}
         if name.endswith("_offload"):
             devices = ("optimizer", "param") if name.startswith("zero3") else ("optimizer",)
-            held |= {f"zero_optimization.offload_{part}.device": "cpu" for part in devices}
+            for part in devices:
+                held |= {f"zero_optimization.offload_{part}.{key}": value for key, value in AWAY.items()}
         for key, value in held.items():
             options["config", key] = OptionValue(preset.name, value, preset.where)
     shards = options.get(("args", "fsdp"))

@@ -85,11 +85,15 @@ def _host_copies(result: Result) -> Iterator[str]:
         both = f"{format_bytes(to_host)} to hosts and {format_bytes(from_host)} from them"
         workers = result.prepared.mesh.workers
         each = f"{format_bytes(to_host / workers)} and {format_bytes(from_host / workers)}"
-        rates = [rate for rate in result.prepared.cost.host_copy_rates if rate]
-        pace = (
-            f", at {' and '.join(dict.fromkeys(f'{rate / 1e9:.3g} GB/s' for rate in rates))} each way" if rates else ""
-        )
+        pace = f", at {' to '.join(_paces(result))} GB/s"
         yield f"copied in a step beside collectives: {both}; of each GPU {each}{pace}"
+
+
+def _paces(result: Result) -> Iterator[str]:
+    """The slowest and the fastest rate of copies with the host [GB/s], once where they are alike."""
+    ops = (op for role in result.prepared.program.roles for op in role.ops if isinstance(op, Compute))
+    rates = [op.nbytes / float(np.max(op.duration)) for op in ops if op.phase == "memcpy" and op.nbytes]
+    yield from dict.fromkeys(f"{rate / 1e9:.3g}" for rate in (min(rates), max(rates)))
 
 
 def _host_optimizer(result: Result) -> Iterator[str]:

@@ -15,8 +15,10 @@ What is imitated (deepspeed/runtime/zero/stage_1_and_2.py):
 * The step: an all_reduce of the overflow flag (fp16) and one of the norm, Adam on 1/N of the fp32 masters, and
   all_gather of the 16-bit parameters in calls of ``allgather_bucket_size`` elements.
 * ``offload_optimizer``: each rank's part of the gradients goes to the host as buckets are reduced, in fp32 for the step
-  and in 16 bits for a later micro-step, which has them back to add to. There they are unscaled, Adam runs at the speed
-  of DRAM, and parameters are cast to 16 bits and come back. PCIe is a stream of its own at a fixed rate.
+  and in 16 bits for a later micro-step, which has them back to add to. There they are unscaled, Adam runs as fast as a
+  rank's threads read and write (:class:`~clustersim.core.memory_rates.HostWork`), and parameters are cast to 16 bits
+  and come back. Without ``overlap_comm`` backward waits for the copies, and without ``pin_memory`` a thread of the host
+  moves them.
 
 Stage 3 is in :mod:`clustersim.training.strategies.zero3`.
 """
