@@ -238,8 +238,9 @@ def test_backward_waits_for_copies_on_its_stream_and_for_those_that_the_host_wai
 
 def test_stage_3_casts_into_memory_that_nobody_locks():
     slow = THREAD_RATE * REMOTE_SHARE / 2
-    for stage, rate in ((2, 40e9), (3, slow)):
-        role = program(away(stage), host_copy_rates=(20e9, 40e9), optimizer_traffic=ADAM).roles[0].ops
+    for stage, dtype, rate in ((2, "bf16", 40e9), (3, "bf16", slow), (3, "fp32", 40e9)):
+        knobs = away(stage, param_dtype=dtype)
+        role = program(knobs, host_copy_rates=(20e9, 40e9), optimizer_traffic=ADAM).roles[0].ops
         (back,) = [op for op in role if op.name == "h2d parameters" and op.step == 1]
         assert back.nbytes / back.duration == pytest.approx(rate)
 

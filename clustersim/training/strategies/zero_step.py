@@ -160,8 +160,8 @@ class Zero(WholeModelHooks[ZeroConfig]):
             done = self.host.update(self.ops, traffic, after)
             if config.offloads_parameters:
                 return done
-            # Stage 3 casts into memory that PyTorch takes for it, and that nobody locks.
-            pinned = not third and config.pins("offload_optimizer")
+            # Stage 3 casts to 16 bits into memory that PyTorch takes for it, and that nobody locks.
+            pinned = config.pins("offload_optimizer") and not (third and size < 4)
             stream = offloading.H2D_STREAM
             return self.host.copy(self.ops, "h2d parameters", numel * size, stream, (done,), pinned=pinned)
         casts = base.gradient_pass(2.0 * numel * (size + 4.0), self.cost) if size < 4 else 0.0
