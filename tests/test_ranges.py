@@ -251,7 +251,7 @@ def test_every_range_is_written_as_a_table_that_can_be_read():
         for i in range(1, 10)
     ]
     found = tomllib.loads("\n".join(command.written(command.steps(rows, ()))))["steps"]
-    assert {*kinds, "all", command.ADAPTERS} == found["similar"].keys()
+    assert {*kinds, "all", command.ADAPTERS, "offload"} == found["similar"].keys()
     assert {f"{kind}/{name}" for kind in kinds for name in "ab"} == found["published"].keys()
 
 
