@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from kernel_errors import Fitted, Judged, class_errors, lines, with_own_rows
 from kernel_kind import Kind
 from kernel_products import held
-from kernel_rows import GPUS, Kernels
+from kernel_rows import DEVICES, GPUS, Kernels
 from scipy.optimize import least_squares
 
 from clustersim.core.paths import data_path
@@ -91,11 +92,12 @@ def generations_of(kind: Kind, rows: Kernels) -> list[str]:
 
 
 def weights_of(rows: Kernels) -> Floats:
-    """Every GPU counts the same."""
-    systems = rows.words("system")
-    counts = {name: float(np.sum(systems == name)) for name in set(systems.tolist())}
-    mean = sum(counts.values()) / len(counts)
-    return np.sqrt(np.array([mean / counts[name] for name in systems.tolist()]))
+    """Every GPU counts the same, and of a GPU every publisher."""
+    pairs = [(row["system"], row.get("publisher", "")) for row in rows.rows]
+    counts = Counter(pairs)
+    publishers = Counter(system for system, _ in counts)
+    shares = np.array([1.0 / (counts[pair] * publishers[pair[0]]) for pair in pairs])
+    return np.sqrt(shares / shares.mean())
 
 
 def left_out(kind: Kind, rows: Kernels, without: Mapping[str, dict[str, Fitted]]) -> Floats:
@@ -105,11 +107,14 @@ def left_out(kind: Kind, rows: Kernels, without: Mapping[str, dict[str, Fitted]]
     predicted = np.zeros(len(rows.rows))
     if len(set(systems.tolist())) < 2:
         return np.full(len(rows.rows), np.nan)
-    for name in GPUS:
+    chips = np.array([chip_of(DEVICES[name]) for name in systems.tolist()])
+    for name in sorted({*GPUS, *systems.tolist()}, key=list(DEVICES).index):
+        same = chips == chip_of(DEVICES[name])
         own = rows.take(systems == name)
-        others = rows.take(systems != name)
-        fitted = fit(kind, others, start_of(kind, without[name]), generations_of(kind, others))
-        without[name][kind.name] = fitted
+        others = rows.take(~same)
+        known = without.setdefault(name, {})
+        fitted = fit(kind, others, start_of(kind, known), generations_of(kind, others))
+        known[kind.name] = fitted
         if own.rows:
             predicted[systems == name] = kind.seconds(own)(fitted.constants, fitted.levels)
     return predicted
@@ -171,7 +176,17 @@ def written(found: Mapping[str, Fitted]) -> str:
 
 
 LEVEL_SOURCE = f'source = "fit: beside the constants of the same kinds, each with a prior of weight {PRIOR:g} around 0"'
-TABLES = {"attention.mla": "mla", "attention": "attention", "experts": "moe", "products": "gemm", "stream": "quantize"}
+OTHERS = "nvidia_attention.csv"
+"""The table of attention that others than the database's makers published."""
+TABLES = {
+    "attention.backward": OTHERS,
+    "attention.bf16": f"attention.csv.gz and {OTHERS}",
+    "attention.mla": "mla.csv.gz",
+    "attention": "attention.csv.gz",
+    "experts": "moe.csv.gz",
+    "products": "gemm.csv.gz",
+    "stream": "quantize.csv.gz",
+}
 """Section of the data file, or the beginning of one, -> the table whose rows it is fitted on."""
 AT_BOUND = 1e-3
 """Of a constant's range, how near its end is at it."""
@@ -179,12 +194,12 @@ AT_BOUND = 1e-3
 
 def source_of(kind: Kind, answer: Fitted) -> str:
     """Where constants are from: the table that they are fitted on, which are not, and which are held by a bound."""
-    table = next((name for part, name in TABLES.items() if kind.section.startswith(part)), "linear_attention")
+    table = next((name for part, name in TABLES.items() if kind.section.startswith(part)), "linear_attention.csv.gz")
     shown = {name: value for name, value in answer.constants.items() if name in kind.shipped}
     held = [name for name, value in shown.items() if name in kind.free and _at_bound(value, kind.free[name])]
     taken = [name for name in shown if name not in kind.free]
     family = kind.section.removeprefix("scans.")
-    words = [f"fit: {table}.csv.gz" + (", one GPU's rows" if family in forms.MEASURED_UNDER else "")]
+    words = [f"fit: {table}" + (", one GPU's rows" if family in forms.MEASURED_UNDER else "")]
     words += [f"held at their bound: {', '.join(held)}"] if held else []
     words += [f"prior, in round numbers and not fitted: {', '.join(taken)}"] if taken else []
     return "; ".join(words)
@@ -197,7 +212,8 @@ def _at_bound(value: float, bounds: tuple[float, float]) -> bool:
 def written_without(without: Mapping[str, Mapping[str, Fitted]]) -> str:
     """Constants of :data:`SINGLE` without one GPU after the other: the text of ``tests/evidence/data``'s file."""
     lines = [WITHOUT_HEADER]
-    for system, fits in without.items():
+    for system in GPUS:
+        fits = without[system]
         chip = chip_of(GPUS[system])
         levels = [f"[{chip}.levels]"]
         for kind in forms.KINDS:
@@ -231,11 +247,12 @@ def with_base(kind: Kind, known: Mapping[str, Fitted]) -> Fitted:
 
 HEADER = """# Constants of the kernel laws, written by `python tests/kernel_fit.py --write`.
 # Fitted on measured kernels of A100, H100, B200, GB200 and RTX PRO 6000, as re-tabulated from the performance database
-# of github.com/ai-dynamo/aiconfigurator @ 095f58a51c4ca8e61b66ec108d86f223f8d559ce (Apache-2.0, NVIDIA).
+# of github.com/ai-dynamo/aiconfigurator @ 095f58a51c4ca8e61b66ec108d86f223f8d559ce (Apache-2.0, NVIDIA); attention also
+# on what others published of A100 to GB300 (tests/data/nvidia_attention.csv).
 # source: the table that a part is fitted on, and which of its constants are not.
 # [levels]: what a generation adds to the logarithm of a rate.
 """
-SINGLE = ("products.", "attention.bf16", "experts", "scans.")
+SINGLE = ("products.", "attention.b", "experts", "scans.")
 """Sections of laws that a step uses, which have constants for each GPU that is left out."""
 WITHOUT_HEADER = """\
 # Constants of what a step is made of that no kernel of one GPU had a part in, by the GPU that was left out, written by

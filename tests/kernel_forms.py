@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from kernel_experts import expert_kind
 from kernel_kind import Classes, Floats, Guess, Kind
 from kernel_products import all_kind, product_kind
-from kernel_rows import Kernels, Row, read
+from kernel_rows import DEVICES, Kernels, Row, read
 
 from clustersim.model.seconds.kernel_law.attention import AttentionLaw, Heads, attention_seconds
 from clustersim.model.seconds.kernel_law.casts import StreamLaw, stream_seconds
 from clustersim.model.seconds.kernel_law.scans import Scan, ScanLaw, scan_seconds
+from clustersim.model.seconds.kernel_law.sheet import Sheet, legacy
 
 # ------------------------------------------------------------------------------------------------------------ attention
 ATTENTION_START = {
-    "start": 21000.0,
-    "norm": 1.25,
-    "level": -0.34,
-    "narrow": 4.0,
-    "weight": 0.83,
-    "ramp_causal": 210.0,
-    "ramp_full": 0.0,
+    "start": 10000.0,
+    "norm": 2.5,
+    "issued": 1.25,
+    "level": -0.2,
+    "narrow": 8.0,
+    "weight": 0.7,
+    "other": 4.0,
+    "ramp_causal": 500.0,
+    "ramp_full": 100.0,
     "whole": 0.8,
     "stream": 0.7,
     "cache": 2.0,
     "extra": 4.0,
     "slower": 1.1,
+    "served": 1.2,
 }
 ATTENTION_FREE = {
     "start": (1000, 60000),
-    "norm": (1, 6),
-    "level": (-1.2, 0.3),
+    "norm": (1, 8),
+    "issued": (1, 6),
+    "level": (-1.2, 0.0),
     "narrow": (0, 100),
     "weight": (0, 3),
+    "other": (0, 20),
     "ramp_causal": (0, 1500),
     "ramp_full": (0, 1500),
     "whole": (0, 1),
@@ -43,7 +51,21 @@ ATTENTION_FREE = {
     "cache": (1, 10),
     "extra": (0, 60),
     "slower": (0.7, 1.5),
+    "served": (0.7, 1.6),
 }
+PUBLISHED = Path(__file__).parent / "data" / "nvidia_attention.csv"
+"""Fused attention as steps run it, forward and backward, by others than the database."""
+SYSTEM_OF: Mapping[str, str] = {name: system for system, name in DEVICES.items()} | {
+    "H200": "h200",
+    "B200": "b200_sxm",
+    "GB200": "gb200",
+    "GB300": "gb300",
+}
+OLD_CUDNN = "9.10"
+"""Of 2025: on B200 a quarter slower at 4,096 tokens and a tenth at 16,384 than 9.18 and later, which 2026's
+containers have."""
+SERVED = ("flashinfer", "trtllm_mha")
+"""Words of kernels that TensorRT-LLM's generator wrote for paged caches on Blackwell: no training step runs them."""
 
 
 def attention_rows(arithmetic: str, most: int) -> Kernels:
@@ -57,7 +79,26 @@ def attention_rows(arithmetic: str, most: int) -> Kernels:
     def group(row: Row) -> tuple[str, str, str, bool]:
         return row["system"], row["kernel"], row["mask"], _attention_flops(row) > 1e10
 
-    return read("attention", wanted, group, most)
+    swept = [{**row, "value_dim": row["head_dim"]} for row in read("attention", wanted, group, most).rows]
+    return Kernels(swept + (published_rows("forward_ms") if arithmetic == "bf16" else []))
+
+
+def published_rows(column: str) -> list[Row]:
+    """Rows of :data:`PUBLISHED` that have a pass, as those of the database."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        table = [row for row in csv.DictReader(file) if row["window"] == "0" and row["version"] != OLD_CUDNN]
+    return [
+        {
+            **row,
+            "system": SYSTEM_OF[row["gpu"]],
+            "framework": "",
+            "publisher": row["source"].split("@")[0].split()[0],
+            "mask": "causal" if row["causal"] == "1" else "full",
+            "time_us": str(float(row[column]) * 1e3),
+        }
+        for row in table
+        if row[column]
+    ]
 
 
 def _attention_flops(row: Row) -> float:
@@ -67,22 +108,41 @@ def _attention_flops(row: Row) -> float:
 
 def heads_of(rows: Kernels) -> Heads:
     """The shapes of attention rows."""
-    shape = [rows[name] for name in ("batch", "seq", "heads", "kv_heads", "head_dim", "head_dim")]
+    shape = [rows[name] for name in ("batch", "seq", "heads", "kv_heads", "head_dim", "value_dim")]
     return Heads(*shape, causal=rows.words("mask") == "causal")
+
+
+def attention_law(constants: Mapping[str, float]) -> AttentionLaw:
+    """The law of a fit's constants."""
+    return AttentionLaw(*(constants[name] for name in AttentionLaw.__dataclass_fields__))
+
+
+def sheet_for(rows: Kernels, arithmetic: str, levels: Mapping[str, float]) -> Sheet:
+    """The sheets of rows, those of FlashAttention-2 as it sees them."""
+    sheet = rows.sheet(arithmetic, levels)
+    issued = rows.words("kernel") == "fa2"
+    other = legacy(sheet)
+    columns = ((getattr(other, name), getattr(sheet, name)) for name in Sheet.__dataclass_fields__)
+    return Sheet(*(np.where(issued, own, usual) for own, usual in columns))
 
 
 def attention(arithmetic: str, rows: Kernels) -> Guess:
     """Seconds of fused attention; TensorRT-LLM's rotates queries and keys as well, and its kernels are its own, neither
-    FlashAttention's nor cuDNN's."""
+    FlashAttention's nor cuDNN's. The database's causal kernels write keys and values to a cache."""
     heads = heads_of(rows)
     own = rows.words("framework") == "trtllm"
+    cached = heads.causal & (rows.words("framework") != "")
     rotated = own & heads.causal
     moved = rotated * heads.heads * heads.width
+    written = 2.0 * cached * heads.kv_heads * (heads.width + heads.value_width)
+    kernels = rows.words("kernel").tolist()
+    served = np.array([any(word in kernel for word in SERVED) for kernel in kernels]) & ~own
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
-        law = AttentionLaw(*(constants[name] for name in AttentionLaw.__dataclass_fields__))
-        seconds = attention_seconds(law, rows.sheet(arithmetic, levels), heads, constants["extra"] * moved)
-        return seconds * np.where(own, constants["slower"], 1.0)
+        extra = constants["extra"] * moved + (constants["cache"] - 1.0) * written
+        sheet = sheet_for(rows, arithmetic, levels)
+        seconds = attention_seconds(attention_law(constants), sheet, heads, extra)
+        return seconds * np.where(own, constants["slower"], np.where(served, constants["served"], 1.0))
 
     return guess
 
@@ -116,6 +176,21 @@ def attention_kind(arithmetic: str, most: int) -> Kind:
     )
 
 
+BACKWARD_FREE = ("start", "level", "narrow", "ramp_causal", "ramp_full", "whole")
+"""Constants that backward's rows tell. An exponential is forward's, and nothing overlaps."""
+
+
+def backward_guess(rows: Kernels) -> Guess:
+    """Seconds of fused attention, backward."""
+    heads = heads_of(rows)
+
+    def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
+        sheet = sheet_for(rows, "bf16", levels)
+        return attention_seconds(attention_law(constants), sheet, heads, backward=True)
+
+    return guess
+
+
 def mla_rows() -> Kernels:
     """The kernel of DeepSeek-V3's attention: queries and keys of 192, values of 128."""
 
@@ -134,8 +209,8 @@ def mla(rows: Kernels) -> Guess:
     heads = Heads(rows["batch"], rows["seq"], count, count, 192.0 * ones, 128.0 * ones, ones > 0)
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
-        law = AttentionLaw(*(constants[name] for name in AttentionLaw.__dataclass_fields__))
-        return attention_seconds(law, rows.sheet("bf16", levels), heads, constants["extra"] * count * 192.0)
+        extra = (192.0 * constants["extra"] + 640.0 * (constants["cache"] - 1.0)) * count
+        return attention_seconds(attention_law(constants), rows.sheet("bf16", levels), heads, extra)
 
     return guess
 
@@ -250,6 +325,19 @@ KINDS: tuple[Kind, ...] = (
     product_kind("fp8_block", 100),
     product_kind("nvfp4", 100),
     attention_kind("bf16", 60),
+    Kind(
+        "attention backward",
+        "attention.backward",
+        lambda: Kernels(published_rows("backward_ms")),
+        backward_guess,
+        attention_classes,
+        ATTENTION_START,
+        {name: ATTENTION_FREE[name] for name in BACKWARD_FREE},
+        frozenset(AttentionLaw.__dataclass_fields__),
+        base="attention",
+        own={"norm": 1.0, "issued": 1.0, "other": 0.0},
+        level="attention_backward",
+    ),
     attention_kind("fp8", 60),
     Kind(
         "mla",

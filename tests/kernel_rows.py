@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.core.device import device
+from clustersim.model.seconds.kernel_law.constants import KIN
 from clustersim.model.seconds.kernel_law.sheet import Sheet, sheet_of
 
 FOLDER = Path(__file__).parents[2] / "shared" / "measurements" / "kernels"
@@ -25,6 +26,13 @@ GPUS: Mapping[str, str] = {
     "rtx_pro_6000_server": "RTX-PRO-6000-Server",
 }
 """Systems of the table -> devices."""
+DEVICES: Mapping[str, str] = {
+    **GPUS,
+    "a100_pcie": "A100-PCIe-80GB",
+    "h200": "H200-SXM5-141GB",
+    "gb300": "GB300-288GB",
+}
+"""The same, and those whose attention alone others published."""
 
 Row = Mapping[str, str]
 Floats = npt.NDArray[np.float64]
@@ -50,8 +58,8 @@ class Kernels:
 
     @property
     def generation(self) -> npt.NDArray[np.str_]:
-        """Architecture of each row's GPU."""
-        return np.array([device(GPUS[row["system"]]).arch for row in self.rows])
+        """Architecture of each row's GPU, or the one at whose level it is."""
+        return np.array([_generation(row["system"]) for row in self.rows])
 
     def take(self, which: npt.NDArray[np.bool_]) -> Kernels:
         """Some of the rows."""
@@ -60,8 +68,7 @@ class Kernels:
     def sheet(self, arithmetic: str, levels: Mapping[str, float]) -> Sheet:
         """The sheets of all rows; a generation without a level has 0."""
         names, places = self._systems
-        gpus = [device(GPUS[name]) for name in names]
-        sheets = [sheet_of(gpu, arithmetic, levels.get(gpu.arch, 0.0)) for gpu in gpus]
+        sheets = [sheet_of(device(DEVICES[name]), arithmetic, levels.get(_generation(name), 0.0)) for name in names]
         fields = Sheet.__dataclass_fields__
         return Sheet(*(np.array([float(getattr(sheet, name)) for sheet in sheets])[places] for name in fields))
 
@@ -69,6 +76,11 @@ class Kernels:
     def _systems(self) -> tuple[list[str], npt.NDArray[np.intp]]:
         names, places = np.unique(self.words("system"), return_inverse=True)
         return names.tolist(), places
+
+
+def _generation(system: str) -> str:
+    arch = device(DEVICES[system]).arch
+    return KIN.get(arch, arch)
 
 
 def read(

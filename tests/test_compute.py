@@ -17,10 +17,9 @@ from clustersim.core.program import BOUNDS
 from clustersim.model import convnet, transformer
 from clustersim.model import kernels as K
 from clustersim.model.seconds import CONSTANTS, Execution, gemm_time, optimizer_time, setting, step_cost
-from clustersim.model.seconds.attention import attention_parts
+from clustersim.model.seconds.attention import attention_level, attention_parts
 from clustersim.model.seconds.base import MODES
 from clustersim.model.seconds.conv import conv_parts, window_overlap
-from clustersim.model.seconds.gemm import sustained_level
 from clustersim.model.seconds.memory_bound import memory_time, traffic_rate
 
 DEVICES = list(devices())
@@ -117,7 +116,7 @@ def test_forward_and_backward_of_flash_attention_add_up_to_the_charted_rate_at_t
     ahead, _ = kernel_time(kernel, H100, 4, "bf16", attention_kernel="fa2")
     back, _ = kernel_time(kernel, H100, 4, "bf16", attention_kernel="fa2", backward=True)
     rate = 3.5 * 4 * kernel.flops / (ahead + back)
-    level = sustained_level(setting(H100, Execution("bf16", "bf16")))
+    level = attention_level(setting(H100, Execution("bf16", "bf16", "fa2")))
     assert rate * level == pytest.approx(308e12, rel=0.06)  # flash-attention README, H100, head_dim 128, causal, 8k
 
 

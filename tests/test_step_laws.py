@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -12,7 +14,7 @@ from clustersim.core.device import Device, Figure, device, devices, families
 from clustersim.core.errors import ModelError
 from clustersim.core.gpu_file import load
 from clustersim.core.model import Kernel
-from clustersim.model.seconds.attention import attention_parts, half_of, heads_of
+from clustersim.model.seconds.attention import attention_level, attention_parts, half_of, heads_of
 from clustersim.model.seconds.base import CONSTANTS, Execution, Setting, setting
 from clustersim.model.seconds.gemm import grouped_parts, linear_parts, sustained_level
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
@@ -20,7 +22,7 @@ from clustersim.model.seconds.kernel_law.attention import Heads, attention_secon
 from clustersim.model.seconds.kernel_law.constants import KIN
 from clustersim.model.seconds.kernel_law.experts import Experts, expert_seconds
 from clustersim.model.seconds.kernel_law.scans import Scan, scan_seconds
-from clustersim.model.seconds.kernel_law.sheet import USUAL_EXPS, legacy
+from clustersim.model.seconds.kernel_law.sheet import legacy
 from clustersim.model.seconds.kernels import spent
 from clustersim.model.seconds.scan import FAMILIES, scan_of
 
@@ -62,7 +64,7 @@ def test_a_step_and_the_law_give_attention_the_same_seconds(name, kernel, issued
         kernel, issued = "fa2", True
     where = setting(gpu, Execution("bf16", "bf16", kernel))
     sheet = sheet_of(gpu, "bf16", LAWS.level("attention", gpu.arch))
-    law = replace(LAWS.attention["bf16"], start=0.0, cache=1.0)
+    law = replace(LAWS.attention["bf16"], start=0.0)
     for causal in (True, False):
         for width in (64, 128):
             shape = (np.asarray(float(v)) for v in (4, 4096, 32, 32, width, width))
@@ -76,8 +78,9 @@ def test_a_gpu_that_sustains_less_is_slower_at_attention_by_as_much():
     gpu = device("H100-SXM5-80GB")
     half = replace(gpu, matmul={**gpu.matmul, "bf16": replace(gpu.matmul["bf16"], value=gpu.matmul["bf16"].value / 2)})
     kernel = flash(65536)
+    cudnn = Execution("bf16", "bf16", "cudnn")
     compute, memory = (
-        np.diff([max(attention_parts(setting(one, Execution("bf16", "bf16")), kernel, 1, backward=b)) for b in (0, 1)])
+        np.diff([max(attention_parts(setting(one, cudnn), kernel, 1, backward=b)) for b in (0, 1)])
         for one in (gpu, half)
     )
     assert memory == pytest.approx(2 * compute, rel=0.01)
@@ -90,8 +93,8 @@ def test_every_gpu_of_the_law_prices_each_of_its_kernels_forward_and_backward(na
         where = setting(gpu, Execution(half_of(gpu), half_of(gpu), kernel))
         ahead, back = (spent(where, flash(4096), 4, part)[0] for part in "FB")
         assert 4 * flash(4096).flops / gpu.peak[half_of(gpu)] < ahead
-        # Units of twice as many exponentials save backward no more time than forward.
-        assert 2.0 < back / ahead < (2.6 if sheet_of(gpu, half_of(gpu)).exps == USUAL_EXPS else 2.8)
+        # 2.6 to 3.5 times as long in all tables of heads of 128 from 4,096 tokens on (data/nvidia_attention.csv).
+        assert 2.5 < back / ahead < 3.6
 
 
 def test_kernels_that_warps_issue_gain_nothing_from_later_tensor_cores():
@@ -113,7 +116,7 @@ def test_kernels_that_warps_issue_are_slower_than_wgmma_where_tensor_cores_are_h
     kernel = Kernel("attention", "attention", flops=flops, heads=16, head_dim=128, seq=2048, causal=True)
     for name, measured, most in (("fa2", 65.9e12, 0.1), ("cudnn", 107.8e12, 0.15)):
         where = Setting(gpu, "bf16", attention_kernel=name)
-        burst = max(attention_parts(where, kernel, 2, backward=False)) / sustained_level(where)
+        burst = max(attention_parts(where, kernel, 2, backward=False)) / attention_level(where)
         assert burst == pytest.approx(2 * flops / measured, rel=most)
 
 
@@ -183,16 +186,65 @@ def test_groups_of_every_recipe_have_a_law(recipe):
     assert 0 < max(grouped_parts(where, 8192, 8192, 8192, 8)) < bf16
 
 
-def test_faster_exponentials_save_backward_what_they_save_forward():
-    """Each is made once in either pass, beside two products forward and five backward."""
+def test_faster_exponentials_save_forward_a_larger_part_than_backward():
+    """GB300 beside GB200, cuDNN 9.19, heads of 128, 16,384 tokens, no mask: 11 % forward and 7 % backward (NVIDIA's
+    rows of data/nvidia_attention.csv). Each is made once in either pass, beside two products forward and five backward.
+    """
     fast = device("B300-SXM-288GB")
     passes = []
     for gpu in (replace(fast, arch="sm100"), fast):
         where = setting(gpu, Execution("bf16", "bf16", "cudnn"))
-        passes.append([attention_parts(where, flash(4096), 4, backward=backward)[0] for backward in (False, True)])
-    saved = [before - after for before, after in zip(*passes, strict=True)]
-    assert saved[0] == pytest.approx(saved[1])
-    assert 0.1 < saved[0] / passes[0][0] < 0.3
+        kernel = flash(16384, causal=False)
+        passes.append([attention_parts(where, kernel, 4, backward=backward)[0] for backward in (False, True)])
+    saved = [1.0 - after / before for before, after in zip(*passes, strict=True)]
+    assert saved == pytest.approx([0.11, 0.07], abs=0.02)
+
+
+PUBLISHED = Path(__file__).parent / "data" / "nvidia_attention.csv"
+OLD_CUDNN = "9.10"
+
+
+def published_ratios(publisher: str, gpu: str, *, backward: bool) -> list[float]:
+    """Predicted over published seconds of fused attention of whole sequences of 4,096 tokens and more, in a burst."""
+    name = "backward_ms" if backward else "forward_ms"
+    ratios = []
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["gpu"].startswith(gpu) and publisher in row["source"]]
+    for row in rows:
+        seq, width, value_width = (int(row[key]) for key in ("seq", "head_dim", "value_dim"))
+        if seq < 4096 or row["window"] != "0" or row["version"] == OLD_CUDNN or not row[name]:
+            continue
+        kernel = flash(seq, causal=row["causal"] == "1", heads=int(row["heads"]), width=width)
+        products = (2.0 * width + 2.0 * value_width, 6.0 * width + 4.0 * value_width)
+        scores = kernel.flops / (4.0 * width)
+        kernel = replace(kernel, flops=scores * products[0], backward_flops=scores * products[1])
+        where = Setting(device(row["gpu"]), "bf16", attention_kernel=row["kernel"])
+        seconds = max(attention_parts(where, kernel, int(row["batch"]), backward=backward))
+        ratios.append(seconds / attention_level(where) / (float(row[name]) * 1e-3))
+    return ratios
+
+
+@pytest.mark.parametrize(
+    ("publisher", "gpu", "backward", "apart"),
+    [
+        ("cudnn-frontend", "GB200", False, 0.08),
+        ("cudnn-frontend", "GB200", True, 0.06),
+        ("cudnn-frontend", "GB300", False, 0.15),
+        ("cudnn-frontend", "GB300", True, 0.09),
+        ("cudnn-frontend", "H200", False, 0.06),
+        ("cudnn-frontend", "H200", True, 0.06),
+        ("cudnn-frontend", "A100", False, 0.08),
+        ("cudnn-frontend", "A100", True, 0.06),
+        ("Dao-AILab", "GB300", False, 0.06),
+        ("Dao-AILab", "B200", False, 0.06),
+        ("Dao-AILab", "H100", False, 0.10),
+        ("Dao-AILab", "H100", True, 0.10),
+    ],
+)
+def test_attention_takes_as_long_as_others_published(publisher, gpu, backward, apart):
+    ratios = published_ratios(publisher, gpu, backward=backward)
+    assert len(ratios) >= 4
+    assert np.median(ratios) == pytest.approx(1.0, abs=apart)
 
 
 SCANS = {

@@ -1,16 +1,15 @@
 """Fused attention in a step: by the kernel law, or, where that has nothing, by the charts of flash kernels.
 
 Since Ampere a pass takes what :mod:`clustersim.model.seconds.kernel_law.attention` says of an isolated one, at the
-level of the device's sustained products (:func:`~clustersim.model.seconds.gemm.sustained_level`); backward does 2.5
-times the work of forward, but makes each exponential once, as forward does (Dao, arXiv:2307.08691, algorithm 2: five
-products a score, forward two): units of twice as many save both the same time. FlashAttention 4 takes cuDNN's time,
-which it does to 7 % from 4,096 tokens on (pull request 2605 of Dao-AILab/flash-attention, heads of 64 on a Blackwell;
-of 1,024 tokens a quarter longer).
+level of the device's sustained products (:func:`attention_level`). The law is that of kernels that steps run: cuDNN
+from 9.18 on, which containers of 2026 have, and FlashAttention 2 to 4 (tests/data/nvidia_attention.csv: GB200, GB300
+and H200 by NVIDIA, B200, GB300 and H100 by FlashAttention's authors). cuDNN 9.10 of 2025 was a quarter slower on B200
+at 4,096 tokens, and a tenth at 16,384. FlashAttention 4 takes cuDNN's time, which it does to 7 % from 4,096 tokens on
+(pull request 2605 of Dao-AILab/flash-attention, heads of 64 on a GB300; of 1,024 tokens a quarter longer).
 
 FlashAttention 1 and 2, Triton's and the memory-efficient kernel have each warp issue its own products, and gain nothing
-from later tensor cores. So told, forward and backward of FlashAttention-2 take 3.4 to 3.7 times the law's forward in
-all 47 charted shapes of A100 and H100, of 512 to 16,384 tokens, with a causal mask and without, where its work is 3.5
-times forward's; cuDNN's on B200 (SimuMax's tables), 3.6 to 4.2.
+from later tensor cores, nor do they meet a power limit there: FlashAttention-2's charts, forward and backward, are met
+to 8 % on H100 and to 13 % on A100 (0 and 9 % in the median with heads of 64).
 
 A window, or a document of a packed sample, is to the kernel a shorter sequence. Values are as wide as keys: with heads
 of 192 and values of 128 the exponentials are a sixth too few.
@@ -23,7 +22,7 @@ forward runs at 1.2 E and backward, with 2.5 times the arithmetic, at 0.94 E. AM
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import lru_cache
 
 import numpy as np
@@ -35,7 +34,7 @@ from clustersim.model.seconds.gemm import sustained_level
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.attention import Heads
 from clustersim.model.seconds.kernel_law.attention import attention_parts as law_parts
-from clustersim.model.seconds.kernel_law.sheet import USUAL_EXPS, Sheet, legacy
+from clustersim.model.seconds.kernel_law.sheet import Sheet, legacy
 
 WARP_ISSUED = frozenset({"fa1", "triton", "fa2", "efficient"})
 """Kernels whose warps issue their own products."""
@@ -80,22 +79,30 @@ def heads_of(kernel: Kernel, batch: float, narrowest: float = 0.0) -> Heads:
 
 
 def _by_law(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> float:
-    if not kernel.flops:
+    flops = (kernel.backward_flops if backward else kernel.flops) * batch
+    if not flops:
         return 0.0
     device = where.device
-    sheet = _sheet(device, issued=where.attention_kernel in WARP_ISSUED)
     heads = heads_of(kernel, batch, WIDE * (where.attention_kernel in FIRST))
-    law = kernel_laws().attention["bf16"]
-    compute = float(law_parts(law, sheet, heads)[0])
+    law, levels = ("backward", "attention_backward") if backward else ("bf16", "attention")
+    sheet = _sheet(device, levels, issued=where.attention_kernel in WARP_ISSUED)
+    compute = float(law_parts(kernel_laws().attention[law], sheet, heads, backward=backward)[0])
+    told = float(heads.backward_flops if backward else heads.flops)
     half = where.with_dtype(half_of(device))
     # In 32 bits the same arithmetic is done by other units.
     slower = device.peak[device.runs_as(half.dtype)] / device.peak[device.runs_as(where.dtype)]
-    if backward:  # as many passes over usual units, of which one is of exponentials that faster ones save time in
-        usual = compute
-        if sheet.exps > USUAL_EXPS:
-            usual = float(law_parts(law, replace(sheet, exps=np.asarray(USUAL_EXPS)), heads)[0])
-        compute = usual * kernel.backward_flops / kernel.flops - (usual - compute)
-    return compute * sustained_level(half) * max(1.0, slower)
+    return compute * flops / told * attention_level(half) * max(1.0, slower)
+
+
+def attention_level(where: Setting) -> float:
+    """How much longer fused attention takes in a step than in a burst: what the power limit makes of large products
+    (:func:`~clustersim.model.seconds.gemm.sustained_level`), but nothing where a kernel's own instructions hold its
+    products below the tensor cores' rate."""
+    if where.attention_kernel in WARP_ISSUED:
+        held = _sheet(where.device, "attention", issued=True).peak
+        if held < where.device.peak[half_of(where.device)]:
+            return 1.0
+    return sustained_level(where)
 
 
 def _share(where: Setting) -> float:
@@ -110,8 +117,8 @@ def half_of(device: Device) -> str:
 
 
 @lru_cache(maxsize=128)
-def _sheet(device: Device, *, issued: bool) -> Sheet:
-    sheet = sheet_of(device, half_of(device), kernel_laws().level("attention", device.arch))
+def _sheet(device: Device, levels: str, *, issued: bool) -> Sheet:
+    sheet = sheet_of(device, half_of(device), kernel_laws().level(levels, device.arch))
     return legacy(sheet) if issued else sheet
 
 

@@ -229,7 +229,7 @@ def power(law: ProductLaw, sheet: Sheet, flops: Floats) -> Floats:
     return left
 
 
-def norm(p: float, *terms: Floats) -> Floats:
+def norm(p: Floats | float, *terms: Floats) -> Floats:
     """``(a^p + b^p ...)^(1/p)``: terms that overlap, wholly where p is large, not at all where it is 1."""
     total: Floats = sum(term**p for term in terms) ** (1.0 / p)
     return total

@@ -41,8 +41,8 @@ class Sheet:
     bandwidth : of the memory, nominal [bytes/s]. tdp : [W]. level : what the generation adds to the logarithm of a
         law's rate; 0 where nobody measured it. persistent : 1 where kernels of products keep their SM from tile to
         tile, 0 where each tile is a thread block of its own (:data:`PERSISTENT`). exps : exponentials a clock of one
-        SM. l2 : bytes of its last-level cache. rescaled : 1 where warps that issue products scale their partial sums
-        too, each :data:`BLOCK` of k; 0 where others do, or nobody.
+        SM. lanes : multiply-adds in 32 bits a clock of one SM. l2 : bytes of its last-level cache. rescaled : 1 where
+        warps that issue products scale their partial sums too, each :data:`BLOCK` of k; 0 where others do, or nobody.
     """
 
     sms: Floats
@@ -54,6 +54,7 @@ class Sheet:
     level: Floats
     persistent: Floats
     exps: Floats
+    lanes: Floats
     l2: Floats
     rescaled: Floats
 
@@ -82,6 +83,7 @@ def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
         level,
         1.0 if device.arch in PERSISTENT else 0.0,
         EXPS_A_CLOCK.get(device.arch, USUAL_EXPS),
+        device.peak["fp32"] / 2.0 / (device.sms * device.clock),
         device.l2,
         1.0 if arithmetic == "fp8_block" and _scales_beside(device.arch) else 0.0,
     )
@@ -97,7 +99,8 @@ def legacy(sheet: Sheet) -> Sheet:
     """The sheet as kernels see it that have each warp issue its own products."""
     share = np.where(sheet.persistent > 0, LEGACY_SHARE, 1.0)
     most = np.minimum(LEGACY_RATE * sheet.sms * sheet.clock, share * sheet.half_peak)
-    return replace(sheet, peak=np.minimum(sheet.peak, most), half_peak=np.minimum(sheet.half_peak, most))
+    rates = {"peak": np.minimum(sheet.peak, most), "half_peak": np.minimum(sheet.half_peak, most)}
+    return replace(sheet, **rates, persistent=np.zeros_like(sheet.persistent))
 
 
 LEGACY_RATE = 2048.0
