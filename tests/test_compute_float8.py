@@ -312,9 +312,19 @@ def test_an_input_that_is_made_again_for_backward_is_cast_all_the_same() -> None
     assert cast_seconds(where_fp8, input_dropped(shared), 1, "F") == cast_seconds(where_fp8, shared, 1, "F") == 0.0
 
 
-def test_scales_of_blocks_on_amd_s_gpus_are_refused_for_want_of_a_law_and_not_of_units():
-    """It was "whose tensor cores do not scale such blocks", which CDNA 4's do."""
-    with pytest.raises(
-        ScenarioError, match=r"is not played on MI355X: what scales of blocks cost is known of NVIDIA's"
-    ):
-        where("mxfp8", "fp8", "MI355X")
+@pytest.mark.parametrize(
+    ("recipe", "gpu", "words"),
+    [
+        ("nvfp4", "MI355X", r"is not played on MI355X: nobody's table .* it has tensorwise, rowwise, mxfp8"),
+        ("mxfp8", "MI300X", r"does not run on MI300X, whose tensor cores do not scale such blocks"),
+    ],
+)
+def test_scales_of_blocks_that_an_amd_gpu_has_not_are_refused(recipe, gpu, words):
+    with pytest.raises(ScenarioError, match=words):
+        where(recipe, "fp8", gpu)
+
+
+def test_casts_to_mxfp8_on_cdna_4_take_as_long_as_rocms_kernel_was_timed():
+    """8,192 squares in 16 bits, scaled along both dimensions: 56.6 us (ROCm/TransformerEngine pull request 598)."""
+    linear = Kernel("linear", "gemm", m=8192, n=8192, k=8192, flops=1.0, saved=1.0)
+    assert cast_seconds(where("mxfp8", "fp8", "MI355X"), linear, 1, "F") == pytest.approx(56.6e-6, rel=0.05)

@@ -23,6 +23,8 @@ SINCE: Mapping[str, int] = {"blockwise": 90, "mxfp8": 100, "nvfp4": 100}
 """Of those, the least compute capability (Transformer Engine pytorch/quantization.py,
 ``_compute_fp8_block_scaling_support`` and its like; ROCm's of it has no blockwise): tensor cores that multiply by the
 scales of blocks begin with Blackwell."""
+SCALING_AMD = frozenset({"gfx950"})
+"""AMD's architectures whose matrix units multiply by scales of blocks of 32 (CDNA 4 instruction set, V_MFMA_SCALE)."""
 
 BLACKWELL = 100
 """Compute capability from which PyTorch's own choice is cuDNN's attention where there is one
@@ -318,12 +320,15 @@ def _refuse_blocks(device: Device, how: Execution) -> None:
     since = SINCE.get(how.float8_recipe, 0)
     if not since or how.dtype != "fp8" or "fp8" not in device.peak:
         return
+    scales = device.arch in SCALING_AMD
+    if scales and how.float8_recipe == "mxfp8":
+        return
     if device.sm < since or (how.float8_recipe == "nvfp4" and "fp4" not in device.peak):
         has = ["tensorwise", "rowwise", *(["blockwise"] if device.sm >= SINCE["blockwise"] else [])]
-        if device.amd:  # CDNA 4 scales blocks of 32 itself (AMD's CDNA 4 instruction set, V_MFMA_SCALE)
+        if scales:
             raise ScenarioError(
-                f"float8_recipe {how.float8_recipe!r} is not played on {device.name}: what scales of blocks cost is "
-                f"known of NVIDIA's GPUs alone (at $.model.float8_recipe); it has {', '.join(has)}"
+                f"float8_recipe {how.float8_recipe!r} is not played on {device.name}: nobody's table says what it "
+                f"costs there (at $.model.float8_recipe); it has {', '.join([*has, 'mxfp8'])}"
             )
         raise ScenarioError(
             f"float8_recipe {how.float8_recipe!r} does not run on {device.name}, whose tensor cores do not scale such "

@@ -41,12 +41,15 @@ HALF_READ = 2.0
 MXFP8_SHARE = 0.8
 """Of a copy's rate, what Transformer Engine's cast to MXFP8 keeps that scales blocks along both dimensions at once:
 8,192 x 8,192 elements of 16 bits in 52 us on B200, where one along rows alone takes 35 (ROCm/TransformerEngine pull
-request 598, its baseline of the CUDA kernel). The kernel of 2026-09 is not told apart."""
+request 598, its baseline of the CUDA kernel). ROCm's own keeps as much, by the same table: 57 us on MI355X. The kernel
+of 2026-09 is not told apart."""
 MXFP8_PRODUCT = 0.95
 """Of a tensorwise product's rate, what one with MXFP8's scales keeps. The kernels ahead of it are in that, which bring
 the scales of both operands into the order that tensor cores read (Transformer Engine common/swizzle/swizzle.cu). Twelve
 products of a 5B model's layer take 7.16 ms in MXFP8 on B300, and 6.81 with one scale a tensor, all operands cast before
-(Transformer Engine docs/examples/gemm_profiling/gemm_profiling.rst)."""
+(Transformer Engine docs/examples/gemm_profiling/gemm_profiling.rst). On MI355X products of 69 shapes with their casts
+and their weights' are so 2 to 4 % slower than Primus-Turbo's means, 1,797 TFLOP/s forward and 1,978 backward (pull
+request 274)."""
 ROWWISE_FORWARD = 0.9
 """Of a tensorwise product's rate, what the rowwise kernel of forward keeps: most shapes 0.9 to 1, a few half
 (pytorch/pytorch #147971)."""
