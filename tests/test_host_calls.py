@@ -201,6 +201,31 @@ class TestSteps:
         assert (slow > 1.002 * usual) == waited
         assert slow < 1.2 * usual
 
+    def test_calls_hide_nothing_of_an_exchange_that_the_host_posts(self) -> None:
+        """UCCL's messages over EFA take longer than NVSHMEM's by as much beside slow calls as beside quick ones."""
+        table = {
+            "cluster": {"topology": "aws-p5", "nodes": 2, "gpus_per_node": 8},
+            "model": {
+                "name": "qwen3-30b-a3b",
+                "seq_len": 4096,
+                "dtype": "bf16",
+                "implementation": "fused",
+                "options": {"layers": 2, "experts_implementation": "grouped_mm"},
+            },
+            "parallel": {"framework": "megatron", "ep": 16, "etp": 1, "microbatches": 4, "dispatcher": "flex"},
+            "strategy": {"kind": "ddp", "micro_batch_size": 1, "param_dtype": "bf16"},
+            "run": {"steps": 2, "jitter": 0.0},
+        }
+        longer = []
+        for level in (0.25, 4.0):
+            steps = []
+            for backend in ("deepep", "uccl"):
+                table["parallel"] |= {"routing": {"kind": "balanced"}, "flex_backend": backend}
+                steps.append(_step(json.dumps(table), level))
+            longer.append(steps[1] - steps[0])
+        assert longer[1] == pytest.approx(longer[0], rel=0.02)
+        assert longer[0] > 0.1 * steps[0]
+
     def test_a_slower_cpu_takes_longer(self) -> None:
         slow = _seconds(cluster__topology="dgx-a100", cluster__device="H100-SXM5-80GB")
         assert slow / _seconds() == pytest.approx(PACE["rome"], rel=0.1)

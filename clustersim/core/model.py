@@ -345,6 +345,7 @@ class StepCost:
         where nothing of a model's states is on the host.
     host_bandwidth : float [bytes/s] that one CPU socket's memory sustains, for work on parameters kept there.
     host_pace : float, how long the CPU takes for calls, in units of Sapphire Rapids'.
+    host_posts : libraries of expert exchanges whose messages to other nodes a thread of the host posts here.
     """
 
     forward: Floats
@@ -373,6 +374,7 @@ class StepCost:
     host_copy_rates: tuple[float, float] = (0.0, 0.0)
     host_bandwidth: float = 100e9
     host_pace: float = 1.0
+    host_posts: frozenset[str] = frozenset()
 
     def share_again(self, layer: int) -> float:
         """Share of a layer's backward that is its forward again: FLOPs beyond two of each of forward's."""

@@ -115,6 +115,7 @@ class HostLaw(msgspec.Struct, frozen=True):
     bookkeeping : calls of a router's choice beside its own.
     by_expert : launches for each expert of a grouped product, one of them a cast's where there are several; 0 where all
         are in one.
+    posts : libraries of expert exchanges whose messages to other nodes the host posts: it calls nothing beside them.
     plain : float [s], of a linear of an adapter, which is Megatron's own where others are Transformer Engine's; of its
         other kernels, functions of a module that was called already, a part. 0 for ``call``.
     """
@@ -129,6 +130,7 @@ class HostLaw(msgspec.Struct, frozen=True):
     bookkeeping: int = BOOKKEEPING
     by_expert: int = 0
     plain: float = 0.0
+    posts: frozenset[str] = frozenset()
 
     def calls(
         self, name: str, kernels: Sequence[Kernel], part: str, called: set[tuple[str, ...]]

@@ -12,6 +12,7 @@ import numpy as np
 
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
+from clustersim.collectives.expert_kernels import posted_by_host
 from clustersim.core import gpu_file
 from clustersim.core.arrays import Ints
 from clustersim.core.calibrated import Calibration
@@ -218,7 +219,13 @@ def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card, r
         cost = _step_cost(model, card, scenario.config.micro_batch_size, execution_of(scenario))
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     node = topology.node_types[0]
-    cost = replace(cost, host_bandwidth=host_bandwidth(node), host_pace=pace_of(node), host_copy_rates=rates)
+    cost = replace(
+        cost,
+        host_bandwidth=host_bandwidth(node),
+        host_pace=pace_of(node),
+        host_posts=posted_by_host(node.net),
+        host_copy_rates=rates,
+    )
     if card.cores:
         # Gloo's threads run on the cores of their own rank's compute; a server is a process like any other.
         taken = 1.0 / max(1.0, card.cores)

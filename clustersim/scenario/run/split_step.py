@@ -256,7 +256,7 @@ def local_cost(scenario: Scenario, gpu: Device, cost: StepCost | None = None) ->
             pads_experts=_pads(scenario, parallel),
             expert_streams=STREAMS * _one_by_one(scenario, parallel),
         )
-    law = None if cost is None else host_law(scenario, gpu, cost.host_pace)
+    law = None if cost is None else host_law(scenario, gpu, cost)
     return LocalCost(where, scenario.config.micro_batch_size, how.optimizer, how.optimizer_impl, 4, law)
 
 
@@ -281,7 +281,7 @@ def _pads(scenario: Scenario, parallel: ParallelConfig) -> bool:
     return fused and counted and not (padded or parallel.router_padding or parallel.pad_to_capacity)
 
 
-def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
+def host_law(scenario: Scenario, gpu: Device, cost: StepCost) -> HostLaw | None:
     """What calls take the host of a split model; None where CUDA graphs replay them, and between ranks on CPUs, whose
     operators run where they are called."""
     parallel = scenario.file.parallel
@@ -294,6 +294,7 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
     seconds = layer_time_of(scenario)
     if not level.call and seconds is None:
         return None
+    pace = cost.host_pace
     factor = 1.0 if scenario.fit is None else scenario.fit.host
     return msgspec.structs.replace(
         level,
@@ -301,6 +302,7 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
         launch=gpu.launch.value * pace,  # which has the factor in it
         plain=min(level.call, host_level(MEGATRON, "megatron").call) * pace * factor,
         graphs=graphs,
+        posts=cost.host_posts,
         layer_time=None if seconds is None else seconds * factor,
         bookkeeping=bookkeeping(
             fused=parallel.router_fusion, balance_loss=parallel.load_balancing.endswith("aux_loss")

@@ -82,10 +82,17 @@ class StageLay(msgspec.Struct, frozen=True):
                 i, exchange = piece
                 after = tuple(index[n] for n in exchange.needs if n in index)
                 index[i] = self._exchange(layer, action, exchange, after)
+                if self._posted(exchange):
+                    calls.after = (*calls.after, index[i])
                 if following is None or isinstance(following, WorkRun):
                     yield
         calls.ahead()
         ops.waits = (*ops.waits, *(index[i] for i in unneeded))
+
+    def _posted(self, exchange: Exchange) -> bool:
+        """Whether the host posts an exchange's messages, and calls nothing until they are over."""
+        host, kernel = self.stage_ops.cost.host, exchange.kernel
+        return host is not None and kernel is not None and kernel.far and kernel.library in host.posts
 
     def turns(self, place: Place, action: Action) -> int:
         """How often a layer's pass yields."""
