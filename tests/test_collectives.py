@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toy import machine
 
 from clustersim.collectives import plan
-from clustersim.collectives.algorithm_contract import check_data, check_edges, check_sends
+from clustersim.collectives.algorithm_contract import check_data, check_edges, check_sends, takes
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
@@ -35,19 +35,29 @@ def laid(name: str, members: Group, n_channels: int = 2):
     return channels(members, n_channels, ALGORITHMS[name].layout)
 
 
-def fits(name: str, n: int, nodes: int) -> bool:
-    """Hierarchical needs even nodes, NVLS one node, NVLSTree several even ones; the rest take any group."""
-    if name in SHARP:
-        return False
-    if name == "nvls":
-        return nodes == 1 and n <= 8
-    return n % nodes == 0 and not (name == "nvls_tree" and nodes == 1) if name in EVEN else True
-
-
-EVEN = {"hierarchical", "nvls_tree"}
-SHARP = {"collnet_direct", "collnet_chain"}
-CASES = [(name, kind, n, nodes) for name, kind in PAIRS for n, nodes in PLACES if fits(name, n, nodes)]
+TAKES = {
+    "hierarchical": lambda n, nodes: n % nodes == 0,
+    "nvls": lambda n, nodes: nodes == 1,
+    "nvls_tree": lambda n, nodes: nodes > 1,
+    "collnet_direct": lambda n, nodes: False,
+    "collnet_chain": lambda n, nodes: False,
+}
+"""Which groups an algorithm takes that does not take all: NVLS one node, its tree several, hierarchies as many on each
+node, CollNet only switches that add, which the machine has not."""
+TAKEN = {
+    (name, kind, n, nodes): takes(ALGORITHMS[name], kind, group(n, nodes))
+    for name, kind in PAIRS
+    for n, nodes in PLACES
+}
+CASES = [case for case, taken in TAKEN.items() if taken]
 SCHEDULED = [case for case in CASES if ALGORITHMS[case[0]].schedule]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_takes_every_group_but_those_that_it_is_said_to_refuse(name):
+    said = TAKES.get(name, lambda n, nodes: True)
+    wrong = [case for case, taken in TAKEN.items() if case[0] == name and taken != said(*case[2:])]
+    assert not wrong, f"{name} takes other groups (kind, members, nodes) than TAKES of this file says: {wrong}"
 
 
 def request_for(name: str, kind: str, members: Group) -> Request:
@@ -180,7 +190,7 @@ def test_any_subset_of_gpus_gets_a_plan_above_its_bound_or_one_clear_error(
         found = plan(request, members, "ideal", n_channels)
     except ProgramError:
         # Only these ask something of the machine; the rest take any group that can reach itself.
-        if algorithm not in {"nvls", "nvls_tree", "hierarchical"} | SHARP:
+        if algorithm not in TAKES:
             raise
         return
     except TopologyError:
@@ -236,7 +246,7 @@ def test_volume_per_member_is_what_the_algorithms_edges_carry(name, n, nodes):
             continue
         played += 1
         assert per_member(kind, n, name, n_islands=members.n_nodes) == ALGORITHMS[name].sends(kind, n, members.n_nodes)
-    assert played or not fits(name, n, nodes) or name in {"nvls", "nvls_tree"} | SHARP
+    assert played or name in TAKES
 
 
 def test_bytes_of_an_algorithm_that_nobody_knows_are_an_error_and_not_the_least():

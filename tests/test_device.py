@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.core.device import SPREADS, _inherit, device, devices, families
+from clustersim.core.device import SPREADS, _inherit, _whole_entry, device, devices, families
 from clustersim.core.device_names import device_from_text, other_parts
 from clustersim.core.errors import TopologyError
 from clustersim.core.texts import data_table
@@ -209,6 +209,13 @@ def test_an_unknown_device_is_one_error_with_the_nearest_name() -> None:
         device("H100-SXM5-80G")
     with pytest.raises(TopologyError, match="cannot tell which GPU 'Gaudi 3' is"):
         device_from_text("Gaudi 3")
+
+
+def test_a_device_of_the_table_that_lacks_a_field_is_named_with_it() -> None:
+    table = data_table("devices")["device"]
+    entry = {field: value for field, value in table["RTX-4080"].items() if field not in ("source", "sms")}
+    with pytest.raises(TopologyError, match=r"devices.toml: missing sms and source \(at \$.device.RTX-4080\)"):
+        _whole_entry("RTX-4080", {**table, "RTX-4080": entry})
 
 
 def test_a_dtype_the_hardware_lacks_runs_on_the_units_it_has() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -160,7 +161,10 @@ def test_a_type_that_a_family_reads_is_not_said_to_be_described_by_nobody() -> N
     assert not both, f"described in data/families, so take them out of [types] of data/names.toml: {sorted(both)}"
 
 
-@pytest.mark.parametrize("kind", ["arctic", "deepseek", "grok-1"])
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind, what in names()["types"].items() if re.search(r"a mixture of experts( beside .*)?$", what)],
+)
 def test_a_mixture_nobody_described_is_named_as_one(kind: str) -> None:
     with pytest.raises(ModelError, match=r"is an? .*, a mixture of experts.*not described") as raised:
         from_hf({"model_type": kind})

@@ -372,6 +372,34 @@ def test_a_registered_row_is_there_until_it_is_withdrawn(acme):
     SCHEDULES.withdraw("acme_fill_drain")
 
 
+MIXTURE = {
+    "model_type": "acme_twice",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+def test_a_family_that_lists_a_tensor_twice_is_refused_and_not_counted_twice():
+    """A row's attention is inherited beside a block of its own: its projections would be there twice."""
+    block = ["q self_attn.q_proj", "kv self_attn.k_proj", "kv self_attn.v_proj", "out self_attn.o_proj"]
+    table = {"like": "mixtral", "block": [*block, *families()["mixtral"].block]}
+    FAMILIES.register(FamilyTable("acme_twice", table))
+    try:
+        with pytest.raises(ModelError, match=r"family 'acme_twice' lists the tensor 'model.layers.0.self_attn.q_proj"):
+            from_hf(MIXTURE)
+    finally:
+        FAMILIES.withdraw("acme_twice")
+
+
 NESTED = FamilyTable(
     "acme_experts",
     {

@@ -30,7 +30,7 @@ def check_algorithm(row: Algorithm, groups: Iterable[Group] | None = None) -> No
     """
     tried = list(_groups() if groups is None else groups)
     for kind in sorted(row.kinds):
-        taken = [members for members in tried if _takes(row, kind, members)]
+        taken = [members for members in tried if takes(row, kind, members)]
         require(bool(taken), row, f"{kind}: it takes none of the groups")
         for members in taken:
             if kind != "send":  # which has its own op on each side
@@ -55,7 +55,8 @@ def _asked(row: Algorithm, kind: str, members: Group) -> tuple[Request, Group, t
     return request, members, channels(members, 2, row.layout)
 
 
-def _takes(row: Algorithm, kind: str, members: Group) -> bool:
+def takes(row: Algorithm, kind: str, members: Group) -> bool:
+    """Whether an algorithm takes a group; one that it refuses with a :class:`ProgramError` it need not do."""
     try:
         row.traffic(*_asked(row, kind, members))
     except ProgramError:

@@ -264,7 +264,7 @@ _FALLBACK = {
 def devices() -> Mapping[str, Device]:
     """Every shipped device by name, in file order."""
     table = _raw()["device"]
-    return MappingProxyType({name: build(name, _inherit(name, table)) for name in table})
+    return MappingProxyType({name: build(name, _whole_entry(name, table)) for name in table})
 
 
 def device(name: str) -> Device:
@@ -358,6 +358,8 @@ def assumed_notes(name: str, assumed: tuple[Assumed, ...]) -> tuple[str, ...]:
     return (f"{name}: {fields} assumed, not read off a data sheet (clustersim check says how far that may be off)",)
 
 
+NEEDED = ("family", "peak", "memory", "bandwidth", "sms", "tdp_w", "source")
+"""Fields that an entry of ``data/devices.toml``, or one that it is like, must have."""
 UNKNOWN = "other"
 """The family of a GPU of a generation that nobody measured."""
 
@@ -374,6 +376,14 @@ def _inherit(name: str, table: Table) -> Table:
     parent = _inherit(entry["like"], table)
     matmul = {**parent.get("matmul", {}), **entry.get("matmul", {})}
     return {**parent, "aliases": (), **entry, "matmul": matmul}
+
+
+def _whole_entry(name: str, table: Table) -> Table:
+    """The entry with what it is like. Raises :class:`TopologyError` where it lacks a field that has no default."""
+    entry = _inherit(name, table)
+    if missing := [field for field in NEEDED if field not in entry]:
+        raise TopologyError(f"data/devices.toml: missing {' and '.join(missing)} (at $.device.{name})")
+    return entry
 
 
 def _figure(pair: list[Any]) -> Figure:

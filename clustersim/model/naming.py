@@ -3,9 +3,11 @@ whether the shape has it (a plain MLP has no gate, a dense block no experts)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
+from clustersim.core.errors import ModelError
 from clustersim.core.model import Tensor
 from clustersim.model.base import Latent, Patches, TransformerShape
 from clustersim.model.expert_naming import expert_parts
@@ -61,8 +63,18 @@ def has(s: TransformerShape, part: str) -> bool:
 
 
 def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
+    """Tensors of ``rows``. Raises :class:`ModelError` where two have one name: no module registers a tensor twice, and
+    its parameters would count twice."""
     parts = _parts(s)
-    return tuple(tensor for part, name in map(str.split, rows) for tensor in parts[part](ahead + name))
+    tensors = tuple(tensor for part, name in map(str.split, rows) for tensor in parts[part](ahead + name))
+    names = Counter(tensor.name for tensor in tensors)
+    if len(names) < len(tensors):
+        repeated = next(name for name, times in names.items() if times > 1)
+        raise ModelError(
+            f"family {s.family!r} lists the tensor {repeated!r} twice; a row without an attention of its own has "
+            "that of the row it is like"
+        )
+    return tensors
 
 
 @lru_cache(maxsize=64)
