@@ -104,6 +104,7 @@ class Device:
         in a busy stream. launch : Figure [s], host time to launch one kernel from an eager framework.
     source : str, of the peak rates. notes : which figures are estimates or assumed. p2p : whether its driver lets it
         read another one over PCIe. assumed : figures that nobody stated.
+    fp32_matrices : its matrix units multiply fp32, too.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Device:
     usd_per_gpu_hour: float = 0.0
     p2p: bool = True
     assumed: tuple[Assumed, ...] = ()
+    fp32_matrices: bool = False
 
     @property
     def amd(self) -> bool:
@@ -335,6 +337,7 @@ def build(name: str, entry: Table) -> Device:
         usd_per_gpu_hour=float(entry.get("price", 0.0)),
         p2p=entry.get("p2p", True),
         assumed=assumed,
+        fp32_matrices=family.get("fp32_matrices", False),
     )
 
 

@@ -142,7 +142,7 @@ def _folded(prepared: Prepared) -> ExploredRun:
     mesh = prepared.mesh
     config = prepared.scenario.config
     step = folded.step_time_s
-    samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.size("dp")
+    samples = config.rank_samples * mesh.size("dp")
     fits = prepared.verdict
     values = {
         "step_time_s": step,

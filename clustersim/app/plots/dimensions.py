@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -11,11 +11,10 @@ import numpy as np
 from clustersim.app.plots.drawing import (
     Axes,
     Figure,
-    columns_of,
     drawn_on,
-    in_rows,
     inches_wide,
     is_narrow,
+    legend_of_all,
     new_figure,
     only_one,
     plain_axes,
@@ -66,11 +65,7 @@ def traffic(table: Columns, title: str | None = None) -> Figure:
     for axes, (label, column) in zip(rows, bars.items(), strict=True):
         values = [float(v) for v in table[column]]
         _bar(axes, label, dict(zip(names, values, strict=True)))
-    handles, labels = _drawn_parts(rows)
-    look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
-    ncols = columns_of(figure, 7)
-    handles = in_rows(handles, ncols)
-    figure.legend(handles, in_rows(labels, ncols), loc="outside lower center", ncols=ncols, **look)
+    legend_of_all(figure, _drawn_parts(rows), 7)
     caption = "; ".join(
         f"{label}: " + ", ".join(f"{n} {format_bytes(float(v))}" for n, v in zip(names, table[column], strict=True))
         for label, column in bars.items()
@@ -82,8 +77,8 @@ SEEN = 1e-3
 """Share of a bar below which a part is under a pixel wide, so that no legend names its colour."""
 
 
-def _drawn_parts(rows: Iterable[Axes]) -> tuple[list[Any], list[str]]:
-    """Handles and names of a legend: of parts that can be seen in one of these bars, in their order."""
+def _drawn_parts(rows: Iterable[Axes]) -> dict[str, Any]:
+    """Handles of a legend by their names: of parts that can be seen in one of these bars, in their order."""
     named_by: dict[str, Any] = {}
     names: dict[str, None] = {}
     for axes in rows:
@@ -93,8 +88,7 @@ def _drawn_parts(rows: Iterable[Axes]) -> tuple[list[Any], list[str]]:
             names.setdefault(bars.get_label())
             if sum(bar.get_width() for bar in bars) >= SEEN * longest:
                 named_by.setdefault(bars.get_label(), bars)
-    shown = [name for name in names if name in named_by]
-    return [named_by[name] for name in shown], shown
+    return {name: named_by[name] for name in names if name in named_by}
 
 
 def _bar(axes: Axes, label: str, parts: Mapping[str, float]) -> None:
@@ -170,22 +164,7 @@ def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
     gap = 0.4
     nodes = -(-world // per_node)
     for y, dim in enumerate(dims):
-        for rank, group in enumerate(dim.of_rank or ()):
-            is_first = rank in dim.first
-            x = rank + gap * (rank // per_node)
-            face = _shade(dim.name, None if is_first else group)
-            axes.barh(y, 0.94, left=x, height=0.84, color=face, align="center")
-            if inches_wide(axes) / world > 0.1:  # a number has room
-                axes.text(
-                    x + 0.47,
-                    y,
-                    f"{rank}",
-                    ha="center",
-                    va="center_baseline",
-                    color="white" if face.mean() < DARK else INK,
-                    fontsize=6 if world > STRIP // 2 else 8,
-                    weight="bold" if is_first else "normal",
-                )
+        _rank_boxes(axes, y, dim, [rank + gap * (rank // per_node) for rank in range(world)])
         axes.text(
             1.005,
             y,
@@ -206,6 +185,26 @@ def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
     words = "\n".join(wrap(words, 48)) if is_narrow(figure) else words
     axes.set_xlabel(words, fontsize=8.5, color=QUIET)
     return figure
+
+
+def _rank_boxes(axes: Axes, y: int, dim: DimensionGroups, left: Sequence[float]) -> None:
+    """A box for each rank of a dimension's line, from its place on the ``left`` on, numbered where there is room."""
+    world = len(left)
+    for rank, group in enumerate(dim.of_rank or ()):
+        is_first = rank in dim.first
+        face = _shade(dim.name, None if is_first else group)
+        axes.barh(y, 0.94, left=left[rank], height=0.84, color=face, align="center")
+        if inches_wide(axes) / world > 0.1:  # a number has room
+            axes.text(
+                left[rank] + 0.47,
+                y,
+                f"{rank}",
+                ha="center",
+                va="center_baseline",
+                color="white" if face.mean() < DARK else INK,
+                fontsize=6 if world > STRIP // 2 else 8,
+                weight="bold" if is_first else "normal",
+            )
 
 
 def _panel(axes: Axes, dim: DimensionGroups, nodes: int, per_node: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
@@ -205,6 +205,15 @@ def legend_below(
     options["handles"] = in_rows(options["handles"], options["ncols"])
     below = ax.transAxes + ScaledTranslation(0.0, -BELOW / 72, figure.dpi_scale_trans)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, borderaxespad=0.0, **options)
+
+
+def legend_of_all(figure: Figure, entries: Mapping[str, Any], most: int) -> None:
+    """One legend below several axes, of handles by their labels, in ``most`` columns or as many as have room."""
+    ncols = columns_of(figure, most)
+    handles = in_rows(list(entries.values()), ncols)
+    labels = in_rows(list(entries), ncols)
+    look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
+    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, **look)
 
 
 def in_rows(handles: Sequence[Any], ncols: int) -> list[Any]:

@@ -9,11 +9,10 @@ import numpy as np
 from clustersim.app.plots.drawing import (
     Axes,
     Figure,
-    columns_of,
     drawn_on,
-    in_rows,
     is_narrow,
     legend_below,
+    legend_of_all,
     new_figure,
     plain_axes,
     titled,
@@ -200,15 +199,7 @@ def stage_memory(
 def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
     """Of the marks of all rows once each, and of the line at ``limit``, where there is one."""
     entries = {label: handle for axes in rows for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    labels = list(entries)
-    handles = list(entries.values())
-    if limit:
-        handles.append(rows[0].lines[-1])
-        labels.append(limit)
-    look = {"frameon": False, "fontsize": 8.5, "handlelength": 1.4}
-    ncols = columns_of(figure, 6)
-    handles = in_rows(handles, ncols)
-    figure.legend(handles, in_rows(labels, ncols), loc="outside lower center", ncols=ncols, **look)
+    legend_of_all(figure, entries | ({limit: rows[0].lines[-1]} if limit else {}), 6)
 
 
 def _shown(peaks: Sequence[float]) -> list[int]:

@@ -81,6 +81,17 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
         _say(
             root, "GPUs reach their Grace by PCIe, as the file names no NVLink-C2C; --topology of a shipped rack has it"
         )
+    cpus = _cpus(matrix, homes, kind, names)
+    root.extend(cpus)
+    for cpu in cpus if kind.name.startswith(RACKS) else ():
+        cpu.set("arch", "aarch64")
+    for part in root.iter("gpu") if hidden else ():
+        del part.attrib["sm"]  # as in a file of the PCI tree alone: NVLink is the board's
+    return root
+
+
+def _cpus(matrix: Matrix, homes: Mapping[str, str], kind: Device, names: Mapping[str, str]) -> list[ET.Element]:
+    """A CPU for each NUMA node of ``homes``, with the switches, GPUs and NICs below it."""
     cpus: dict[str, ET.Element] = {}
     under = [_together(matrix, near) for near in _NEAR]
     switches: dict[tuple[int, str], ET.Element] = {}
@@ -94,12 +105,7 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
                     switches[key] = ET.SubElement(above, "pci", {"class": "0x060400", **_link(kind)})
                 above = switches[key]
         _part(above, name, row, kind, names.get(name, name))
-    root.extend(cpus.values())
-    for cpu in cpus.values() if kind.name.startswith(RACKS) else ():
-        cpu.set("arch", "aarch64")
-    for part in root.iter("gpu") if hidden else ():
-        del part.attrib["sm"]  # as in a file of the PCI tree alone: NVLink is the board's
-    return root
+    return list(cpus.values())
 
 
 def _say(root: ET.Element, assumed: str) -> None:

@@ -60,17 +60,8 @@ class XmlMachine:
         self.assumed: list[str] = root.get("near", "").splitlines()
         self.sources: dict[str, str] = {}  # of a kind of link or of a NIC that the file does not tell
         self.gen = 0
-        cpus = root.findall("cpu")
-        self._one_host(cpus)
-        for cpu in cpus:
-            name = self._new("cpu", "cpu")
-            had = len(self.gpus)
-            for part in cpu:
-                self._walk(part, name)
-            self.homes |= {gpu: name for gpu, _ in list(self.gpus.values())[had:]}
-        self.cpu = cpus[0] if cpus else ET.Element("cpu")
-        if not self.gpus:
-            raise TopologyError(f"{path}: {self._no_gpu(root)}")
+        self.cpu = next(iter(root.findall("cpu")), ET.Element("cpu"))
+        self._walk_all(root)
         # NCCL dumps the ids of what it finds, RCCL the architecture; in a file that people write NVLink is filled in.
         found = any(part.get("device") for part in root.iter("pci")) or any(gpu.get("gcn") for gpu in root.iter("gpu"))
         self.written = root.get("source") is None and not found
@@ -84,14 +75,23 @@ class XmlMachine:
         self._nic_rates(nics)
         self._direct()
 
-    def _one_host(self, cpus: list[ET.Element]) -> None:
-        """A dump of several hosts of one NVLink domain is no machine's."""
+    def _walk_all(self, root: ET.Element) -> None:
+        """Every CPU and what is below it. Raises :class:`TopologyError` without a GPU, and for several hosts."""
+        cpus = root.findall("cpu")
         hosts = {cpu.get("host_hash", "") for cpu in cpus}
         if len(hosts) > 1:
             raise TopologyError(
                 f"{self.path}: is of {len(hosts)} hosts whose NVLinks are one domain (host_hash), and a machine is one "
                 "of them; give the dump of a job on one host, or take a shipped rack, such as --topology gb200-nvl72"
             )
+        for cpu in cpus:
+            name = self._new("cpu", "cpu")
+            had = len(self.gpus)
+            for part in cpu:
+                self._walk(part, name)
+            self.homes |= {gpu: name for gpu, _ in list(self.gpus.values())[had:]}
+        if not self.gpus:
+            raise TopologyError(f"{self.path}: {self._no_gpu(root)}")
 
     def _no_gpu(self, root: ET.Element) -> str:
         bare = sum(not part.get("class") for part in root.iter("pci"))

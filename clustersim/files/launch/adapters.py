@@ -350,9 +350,9 @@ def refuse_pattern(text: str, option: OptionValue) -> None:
 
 def flag(option: OptionValue) -> bool:
     """Whether an option is true. Raises :class:`ScenarioError` for what is neither."""
-    value = str(option.value).lower()
-    if option.value == [] or value in {"true", "1", "yes"}:
+    if option.is_on:
         return True
+    value = str(option.value).lower()
     if value in {"false", "0", "no", "none", "null"}:
         return False
     raise ScenarioError(f"{option.where}: {option.name} {shown(option.value)} does not fit: expected true or false")

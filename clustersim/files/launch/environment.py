@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import takewhile
-from typing import Any
 
 from clustersim.core.texts import short
+from clustersim.files.launch.shell_directives import ScriptVariables
 
 _PINS = "NCCL chooses for each size; [[run.pins]] says what it is known to choose"
 _NODE = "GPUs of a node send as the topology joins them; [node] p2p = false in a file of one is peer-to-peer off"
@@ -42,7 +42,7 @@ CHANGES: dict[str, tuple[str, frozenset[str]]] = {
 (NCCL's user guide, "Environment Variables"; CUDA's programming guide)."""
 
 
-def unplayed(variables: Mapping[str, Any]) -> list[str]:
+def unplayed(variables: ScriptVariables) -> list[str]:
     """A line for each variable that changes time and is not played.
 
     >>> unplayed({"NCCL_IB_DISABLE": "0", "NCCL_SHM_DISABLE": "1", "TP": "4"})  # doctest: +ELLIPSIS
@@ -91,7 +91,7 @@ def _entries(program: ast.Module) -> Iterator[tuple[ast.expr | None, ast.expr]]:
             yield node.targets[0].slice, node.value
 
 
-def handed_on(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
+def handed_on(text: str, variables: ScriptVariables) -> dict[str, str]:
     """Variables that a script exports, or sets in front of a command.
 
     Parameters

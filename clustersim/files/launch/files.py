@@ -41,6 +41,11 @@ class OptionValue:
         """Name and value, of a switch the name alone."""
         return self.name if self.value == [] else f"{self.name} {shown(self.value)}"
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it is true: a switch alone, or a word that says so."""
+        return self.value == [] or str(self.value).lower() in {"true", "1", "yes"}
+
 
 _CHANGE = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w.]*=")
 _OF_TITAN = re.compile(r"^from torchtitan\b(?s:.*)^def \w+\(\) -> \w+\.?Config:", re.MULTILINE)
@@ -301,10 +306,10 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     parsed.environment = environment.handed_on(text, script.variables)
     for field_name, (option, value) in launch.machine.items():
         parsed.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))
-    for option, value in launch.options.items():
+    for option, given in launch.options.items():
         key = ("args", option) if option == "config_file" else ("config", option)
         target = parsed.options if option == "config_file" else parsed.overrides
-        target[key] = OptionValue(option, value, name)
+        target[key] = OptionValue(option, given, name)
     if colossal_words.is_benchmark(launch.program, script.command):
         launch.arguments = colossal_words.spelt_out(launch.arguments)
     _arguments(launch.arguments, text, parsed)
@@ -340,14 +345,12 @@ def _arguments(arguments: list[str], text: str, made: Document) -> None:
             )
         made.options["args", key] = said
     for word in left:
-        changed = re.fullmatch(r"(?:\+\+|\+)?([A-Za-z_][\w.@/]*)=(.*)", word, re.DOTALL)
-        if changed:
+        if changed := re.fullmatch(r"(?:\+\+|\+)?([A-Za-z_][\w.@/]*)=(.*)", word, re.DOTALL):
             value = _plain(changed[2])
             made.overrides["config", changed[1]] = OptionValue(changed[1], value, _where(changed[1], text, name))
         elif re.search(r"\.(ya?ml|json|toml)$", word) or (word.endswith(".py") and made.program.endswith("train.py")):
             made.options["args", "config"] = OptionValue("config", word, name)
-    unset = list(dict.fromkeys(word for word in left if word.startswith("$")))
-    if unset:
+    if unset := list(dict.fromkeys(word for word in left if word.startswith("$"))):
         made.notes.append(f"{name}: {UNSET}: {', '.join(unset)}")
 
 
@@ -356,11 +359,9 @@ def _plain(text: str) -> Any:
     words = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
     if text in words:
         return words[text]
-    return (
-        [part.strip() for part in text[1:-1].split(",") if part.strip()]
-        if re.fullmatch(r"\[[^\[\]]*\]", text)
-        else text
-    )
+    if re.fullmatch(r"\[[^\[\]]*\]", text):
+        return [part.strip() for part in text[1:-1].split(",") if part.strip()]
+    return text
 
 
 def _where(option: str, text: str, name: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, short
+from clustersim.files.launch.arithmetic import NO_NUMBER, number_of
 
 DEPTH = 30
 """References of references; more go in a circle."""
@@ -67,34 +67,14 @@ RESOLVERS: dict[str, Callable[[Sequence[Any]], Any]] = {
 
 SUMS = ("eval", "math", "calc")
 """Resolvers of whole expressions, of which sums of numbers are worked out."""
-_OPERATORS: dict[type, Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
 def _summed(text: str) -> Any:
     """A sum of numbers; None for anything else."""
     try:
-        return _of(ast.parse(text.strip(), mode="eval").body) if len(text) < 200 else None
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, OverflowError, MemoryError):
+        return number_of(ast.parse(text.strip(), mode="eval").body) if len(text) < 200 else None
+    except (SyntaxError, *NO_NUMBER, RecursionError, MemoryError):
         return None
-
-
-def _of(tree: ast.AST) -> float:
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and not isinstance(tree.value, bool):
-        return tree.value
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        return -_of(tree.operand)
-    if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
-        return _OPERATORS[type(tree.op)](_of(tree.left), _of(tree.right))
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "int" and len(tree.args) == 1:
-        return int(_of(tree.args[0]))
-    raise ValueError
 
 
 def resolved(table: Table, name: str) -> Iterator[tuple[str, Any]]:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
+
+from clustersim.files.launch.shell_directives import ScriptVariables
 
 MASON = "mason.py"
 """Of open-instruct, which submits the command behind ``--``."""
 UNKNOWN = re.compile(r"\$\{[^}]*\}")
 """A variable that nothing sets."""
+LauncherOptions: TypeAlias = dict[str, "str | bool"]
+"""Options of a launcher by long names with ``_``; True where one has no value, and ``...`` where a variable may hold
+more of them."""
 
 
 @dataclass
@@ -25,9 +30,9 @@ class Launch:
 
     program: str = ""
     arguments: list[str] = field(default_factory=list)
-    tools: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    tools: list[tuple[str, LauncherOptions]] = field(default_factory=list)
     machine: dict[str, tuple[str, str]] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    options: LauncherOptions = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     alone: str = ""
 
@@ -52,16 +57,21 @@ OWN_STARTS = (
 """LLaMA-Factory's ``cli.py`` and ms-swift's ``cli/main.py``."""
 
 
-ON_MANY = {"hostfile", "num_nodes", "include", "..."}
-"""Options of ``deepspeed`` by which it starts ranks on other nodes too: where no file lists hosts, those of its own
-alone (deepspeed/launcher/runner.py ``fetch_hostfile``)."""
+ON_MANY = frozenset({"hostfile", "num_nodes", "include", "..."})
+ALONE = (
+    ("deepspeed", ON_MANY, "deepspeed without --hostfile"),
+    ("colossalai", ON_MANY | {"host", "H"}, "colossalai run without --hostfile"),
+    ("composer", frozenset({"world_size", "..."}), "composer without --world_size"),
+)
+"""Launchers that start ranks of their own node alone where none of these options is given (deepspeed/launcher/runner.py
+``fetch_hostfile``, composer/cli/launcher.py ``_parse_args``), and what is said then."""
 
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that list the GPUs which a process sees; PyTorch for AMD's GPUs reads each of them."""
 
 
-def say_machine(launch: Launch, variables: dict[str, Any]) -> None:
+def say_machine(launch: Launch, variables: ScriptVariables) -> None:
     """Put what launchers, schedulers and ``variables`` say of nodes and ranks into ``launch``, and notes."""
     _submitted(launch)
     _torch_variables(launch, variables)
@@ -77,15 +87,12 @@ def say_machine(launch: Launch, variables: dict[str, Any]) -> None:
     _ranks_of_bare_script(launch, variables)
     if own is not None and "NNODES" not in variables:
         _on_one_node(launch, own)
-    if any(tool == "deepspeed" and not ON_MANY & options.keys() for tool, options in launch.tools):
-        launch.alone = "deepspeed without --hostfile"
-    if any(tool == "colossalai" and not {*ON_MANY, "host", "H"} & options.keys() for tool, options in launch.tools):
-        launch.alone = "colossalai run without --hostfile"
-    if any(tool == "composer" and not {"world_size", "..."} & options.keys() for tool, options in launch.tools):
-        launch.alone = "composer without --world_size"  # composer/cli/launcher.py _parse_args
+    for launcher, names, alone in ALONE:
+        if any(tool == launcher and not names & options.keys() for tool, options in launch.tools):
+            launch.alone = alone
 
 
-def _torch_variables(launch: Launch, variables: dict[str, Any]) -> None:
+def _torch_variables(launch: Launch, variables: ScriptVariables) -> None:
     """Variables ``PET_*`` say what no option of torchrun does (torch/distributed/argparse_util.py)."""
     for tool, options in launch.tools:
         for name in ("nnodes", "nproc_per_node") if tool == "torchrun" else ():
@@ -112,7 +119,7 @@ def _on_one_node(launch: Launch, own: OwnStart) -> None:
         launch.machine.setdefault("nodes", (own.one_node, "1"))
 
 
-def _ranks_of_bare_script(launch: Launch, variables: dict[str, Any]) -> None:
+def _ranks_of_bare_script(launch: Launch, variables: ScriptVariables) -> None:
     """``WORLD_SIZE`` counts where no launcher sets it: torch reads it itself."""
     ranks = variables.get("WORLD_SIZE")
     is_bare = not launch.tools and launch.program.endswith(".py")
@@ -124,18 +131,18 @@ def _ranks_of_bare_script(launch: Launch, variables: dict[str, Any]) -> None:
 Said = Iterator[tuple[str, tuple[str, str]]]
 
 
-def _named(options: dict[str, Any], names: dict[str, str], dashes: str = "--") -> Said:
+def _named(options: LauncherOptions, names: dict[str, str], dashes: str = "--") -> Said:
     for option, name in names.items():
         if option in options:
             yield name, (f"{dashes}{option.replace('_', '-')}", str(options[option]))
 
 
-def _slurm(options: dict[str, Any]) -> Said:
+def _slurm(options: LauncherOptions) -> Said:
     names = {"nodes": "nodes", "gpus_per_node": "slots", "ntasks_per_node": "tasks", "ntasks": "all", "gpus": "gpus"}
     yield from _named(options, names)
 
 
-def _mpi(options: dict[str, Any]) -> Said:
+def _mpi(options: LauncherOptions) -> Said:
     yield from _named(options, {"np": "all", "npernode": "tasks"}, "-")
     by = re.search(r"ppr:(\d+):node", str(options.get("map_by", "")))
     if by:
@@ -148,7 +155,7 @@ def _mpi(options: dict[str, Any]) -> Said:
             yield "slots", ("-host", next(iter(slots)))
 
 
-def _torch(options: dict[str, Any]) -> Said:
+def _torch(options: LauncherOptions) -> Said:
     least, _, most = str(options.get("nnodes", "")).partition(":")
     if least and least == most:  # elastic in name only
         options["nnodes"] = least
@@ -157,7 +164,7 @@ def _torch(options: dict[str, Any]) -> Said:
         yield "nodes", ("nnodes, which torchrun has as", "1")
 
 
-def _deepspeed(options: dict[str, Any]) -> Said:
+def _deepspeed(options: LauncherOptions) -> Said:
     yield from _named(options, {"num_nodes": "nodes", "num_gpus": "gpus_per_node"})
     hosts = [host for host in str(options.get("include", "")).split("@") if host]
     if hosts and not UNKNOWN.search(str(options["include"])):
@@ -167,19 +174,19 @@ def _deepspeed(options: dict[str, Any]) -> Said:
             yield "gpus_per_node", ("--include", str(counts.pop()))
 
 
-def _colossal(options: dict[str, Any]) -> Said:
+def _colossal(options: LauncherOptions) -> Said:
     yield from _named(options, {"num_nodes": "nodes", "nproc_per_node": "gpus_per_node"})
     hosts = [host for host in str(options.get("host", options.get("H", ""))).split(",") if host]
     if hosts and not UNKNOWN.search(" ".join(hosts)):
         yield "nodes", ("--host", str(len(hosts)))
 
 
-def _composer(options: dict[str, Any]) -> Said:
+def _composer(options: LauncherOptions) -> Said:
     yield from _named(options, {"n": "gpus_per_node"}, "-")
     yield from _named(options, {"nproc": "gpus_per_node", "world_size": "world"})
 
 
-def _mason(options: dict[str, Any]) -> Said:
+def _mason(options: LauncherOptions) -> Said:
     yield "nodes", ("--num_nodes", str(options.get("num_nodes", 1)))
     yield from _named(options, {"gpus": "slots"})
 
@@ -193,11 +200,11 @@ def _submitted(launch: Launch) -> None:
             options |= {"num_processes": str(int(ranks) * int(nodes)), "num_machines": nodes}
 
 
-def _accelerate(options: dict[str, Any]) -> Said:
+def _accelerate(options: LauncherOptions) -> Said:
     yield from _named(options, {"num_machines": "nodes", "num_processes": "world"})
 
 
-_SAYS: dict[str, Callable[[dict[str, Any]], Said]] = {
+_SAYS: dict[str, Callable[[LauncherOptions], Said]] = {
     "sbatch": _slurm,
     "srun": _slurm,
     "mpirun": _mpi,
@@ -210,7 +217,7 @@ _SAYS: dict[str, Callable[[dict[str, Any]], Said]] = {
 """What each launcher's options say of the machine; of another's, as accelerate's do."""
 
 
-def _visible(variables: dict[str, Any]) -> tuple[str, str] | None:
+def _visible(variables: ScriptVariables) -> tuple[str, str] | None:
     """The variable that lists the GPUs which a process sees, and how many those are; None where none does."""
     for name in VISIBLE:
         listed = str(variables.get(name))
@@ -219,47 +226,57 @@ def _visible(variables: dict[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _whole(launch: Launch, variables: dict[str, Any]) -> None:
+def _whole(launch: Launch, variables: ScriptVariables) -> None:
     """Nodes, ranks of each, or ranks in all, from what schedulers and launchers say together."""
+    seen = _visible(variables)
+    _scheduled(launch, seen)
+    _only_running_tells(launch, seen)
+    for tool, options in launch.tools:
+        if tool == "torchrun" and "nproc_per_node" not in options and "..." not in options and options:
+            said_by = launch.machine.get("gpus_per_node")
+            launch.notes.append(
+                "torchrun has no --nproc_per_node, of which it would start one rank on each node; "
+                "all GPUs of each node are taken" + (f", as {said_by[0]} says" if said_by else "")
+            )
+        if tool == "accelerate":
+            launch.options |= _accelerate_options(options)
+
+
+def _scheduled(launch: Launch, seen: tuple[str, str] | None) -> None:
+    """Ranks of the tasks, slots and GPUs that a scheduler gives; of the GPUs that are ``seen`` where nothing else says
+    it."""
     machine = launch.machine
-    started = any(tool in {"torchrun", "deepspeed", "accelerate", "colossalai"} for tool, _ in launch.tools)
-    tasks = machine.pop("tasks", None)
-    every = machine.pop("all", None)
-    slots = machine.pop("slots", None)
-    gpus = machine.pop("gpus", None)
-    if not started:  # each task is a rank
-        if tasks is not None:
+    tasks, every, slots, gpus = (machine.pop(name, None) for name in ("tasks", "all", "slots", "gpus"))
+    if not any(tool in {"torchrun", "deepspeed", "accelerate", "colossalai"} for tool, _ in launch.tools):
+        if tasks is not None:  # each task is a rank
             machine.setdefault("gpus_per_node", tasks)
         if every is not None:
             machine.setdefault("world", every)
     if slots is not None and not machine.get("gpus_per_node", ("", "0"))[1].isdecimal():
         machine["gpus_per_node"] = slots  # of a variable that only the scheduler sets
-    seen = _visible(variables)
-    if "gpus_per_node" not in machine and "world" not in machine:
-        if slots is not None:
-            machine["gpus_per_node"] = slots
-        elif gpus is not None and gpus[1].isdecimal():
-            machine["world"] = gpus
-        elif seen is not None:
-            machine["gpus_per_node"] = seen
+    if "gpus_per_node" in machine or "world" in machine:
+        return
+    if slots is not None:
+        machine["gpus_per_node"] = slots
+    elif gpus is not None and gpus[1].isdecimal():
+        machine["world"] = gpus
+    elif seen is not None:
+        machine["gpus_per_node"] = seen
+
+
+def _only_running_tells(launch: Launch, seen: tuple[str, str] | None) -> None:
+    """A number of ranks that is no number: torchrun's gpu and auto, or a count of what is seen."""
+    machine = launch.machine
     ranks = machine.get("gpus_per_node") or machine.get("world")
-    if ranks is not None and not ranks[1].isdecimal():
-        if seen is not None and "gpus_per_node" in machine:  # torchrun's gpu and auto, or a count of what is seen
-            machine["gpus_per_node"] = (f"{ranks[0]}, all of {seen[0]}:", seen[1])
-        elif ranks[1] not in {"gpu", "auto"}:
-            launch.notes.append(
-                f"how many ranks {ranks[0]} starts only running tells; all GPUs of each node are taken, or what "
-                "--gpus-per-node says"
-            )
-    for tool, options in launch.tools:
-        if tool == "torchrun" and "nproc_per_node" not in options and "..." not in options and options:
-            launch.notes.append(
-                "torchrun has no --nproc_per_node, of which it would start one rank on each node; "
-                "all GPUs of each node are taken"
-                + (f", as {machine['gpus_per_node'][0]} says" if "gpus_per_node" in machine else "")
-            )
-        if tool == "accelerate":
-            launch.options |= _accelerate_options(options)
+    if ranks is None or ranks[1].isdecimal():
+        return
+    if seen is not None and "gpus_per_node" in machine:
+        machine["gpus_per_node"] = (f"{ranks[0]}, all of {seen[0]}:", seen[1])
+    elif ranks[1] not in {"gpu", "auto"}:
+        launch.notes.append(
+            f"how many ranks {ranks[0]} starts only running tells; all GPUs of each node are taken, or what "
+            "--gpus-per-node says"
+        )
 
 
 _ACCELERATE = {
@@ -306,9 +323,9 @@ STARTING = frozenset(_STARTING.split())
 how, and change no step; the last are torchrun's, which it knows too."""
 
 
-def _accelerate_options(options: dict[str, Any]) -> dict[str, Any]:
+def _accelerate_options(options: LauncherOptions) -> LauncherOptions:
     """Options of ``accelerate launch`` by the names that its file has for them."""
-    found: dict[str, Any] = {}
+    found: LauncherOptions = {}
     for name, said in options.items():
         if name in {"use_deepspeed", "use_fsdp", "multi_gpu", "use_megatron_lm"}:
             kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM"}

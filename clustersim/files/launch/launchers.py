@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from clustersim.files.launch.launcher_sizes import MASON, UNKNOWN, Launch, say_machine
+from clustersim.files.launch.launcher_sizes import MASON, UNKNOWN, Launch, LauncherOptions, say_machine
 from clustersim.files.launch.primus_commands import MAIN
-from clustersim.files.launch.shell_directives import LAUNCHERS, directed_options
+from clustersim.files.launch.shell_directives import LAUNCHERS, ScriptVariables, directed_options
 
 TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
@@ -26,14 +25,14 @@ _VALUED = (*_ADDRESS, *(name.replace("_", "-") for name in _ADDRESS), "main_proc
 _SHORT = {"n": "np", "c": "np", "N": "npernode", "H": "host", "np": "np", "ppn": "npernode", "npernode": "npernode"}
 
 
-def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, Any]) -> Launch:
+def taken(words: Sequence[str], directives: Sequence[str], variables: ScriptVariables) -> Launch:
     """A command's words, what stands in ``#SBATCH`` lines, and variables that it is run with."""
     launch = Launch()
     at = _launcher_words(list(words), launch)
     launch.arguments = list(words[at:])
     _litgpt_model(launch)
     if directives:
-        launch.tools.insert(0, ("sbatch", directed_options(list(directives))))
+        launch.tools.insert(0, ("sbatch", {**directed_options(list(directives))}))
     say_machine(launch, variables)
     return launch
 
@@ -51,52 +50,42 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
     options: list[str] = []
     i = 0
 
-    def close() -> None:
-        """The options of the tool that comes to its end here."""
+    def begin(name: str = "") -> None:
+        """The options of the tool that was named before come to their end here; those of another begin."""
+        nonlocal tool, options
         if tool:
             launch.tools.append((tool, _options(tool, options)))
+        tool, options = name, []
 
     while i < len(words):
         word = words[i]
         name = word.rsplit("/", 1)[-1]
-        module = word in {"-m", "--module"} and i + 1 < len(words)
-        if module and words[i + 1] in LAUNCHERS:
-            i += 1
+        is_module = word in {"-m", "--module"} and i + 1 < len(words)
+        i += 1
+        submits = name == MASON and "--" in words[i:]
+        if is_module and words[i] in LAUNCHERS:
             continue
-        if name in LAUNCHERS and not _is_value(words, i):
-            close()
-            tool = _tool(name)
-            options = []
-            i += 1
+        if name in LAUNCHERS and not _is_value(words, i - 1):
+            begin(_tool(name))
             if tool == "accelerate" and words[i : i + 1] == ["launch"]:
                 i += 1
             if name in COMMANDS:
                 launch.program = f"{name} {words[i] if i < len(words) else ''}".strip()
                 return _of_command(name, words, i, launch)
-            continue
-        if module:
-            close()
-            launch.program = _script(words[i + 1])
-            return i + 2
-        if name == MASON and "--" in words[i:]:
-            close()
-            tool, options = name, []
-            i += 1
-            continue
-        if word == "--" and tool == MASON:
-            close()
-            tool, options = "", []
-            i += 1
-            continue
-        if word.endswith(".py"):
-            close()
-            launch.program = _script(word)
-            return i + 1
-        options.append(word)
-        i += 1
-    close()
+        elif is_module or (word.endswith(".py") and not submits):
+            begin()
+            launch.program = _script(words[i] if is_module else word)
+            return i + is_module
+        elif submits:
+            begin(name)
+        elif word == "--" and tool == MASON:
+            begin()
+        else:
+            options.append(word)
+    beside = options
+    begin()
     if launch.tools and not launch.program:
-        return len(words) if launch.tools[-1][0] in {"sbatch", "srun", "mpirun"} and not options else _bare(words)
+        return len(words) if launch.tools[-1][0] in {"sbatch", "srun", "mpirun"} and not beside else _bare(words)
     return 0
 
 
@@ -158,12 +147,12 @@ def _tool(name: str) -> str:
     return "mpirun" if name in MPI else name
 
 
-def _options(tool: str, words: list[str]) -> dict[str, Any]:
+def _options(tool: str, words: list[str]) -> LauncherOptions:
     """Options of a launcher by long names with ``_``, without their values True; ``...`` where a variable may hold
     more."""
     if tool in {"srun", "sbatch"}:
         return {**directed_options(words), **_open(words)}
-    found: dict[str, Any] = _open(words)
+    found: LauncherOptions = _open(words)
     i = 0
     while i < len(words):
         word = words[i]
@@ -184,7 +173,7 @@ def _options(tool: str, words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _open(words: list[str]) -> dict[str, Any]:
+def _open(words: list[str]) -> LauncherOptions:
     """Whether a word that nothing sets may be more options: one that is not the value of an option which has one."""
     befores = ["", *words]
     alone = (word for before, word in zip(befores, words, strict=False) if before.lstrip("-") not in _VALUED)

@@ -7,25 +7,16 @@ karpathy/nanoGPT's ``configurator.py`` would have them.
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
+from clustersim.files.launch.arithmetic import NO_NUMBER, number_of
 
 TELLING = ("block_size", "n_layer", "n_head", "n_embd", "gradient_accumulation_steps", "init_from", "eval_iters")
 """Names of ``train.py`` that others' files of assignments do not have together."""
 ENOUGH = 2
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
-LARGEST = 2**53
-"""Of the numbers that an expression may come to."""
 
 
 def is_configuration(tree: ast.Module) -> bool:
@@ -67,18 +58,7 @@ def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:
         return expression.value
     if isinstance(expression, ast.Name):
         return values.get(expression.id)
-    if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
-        inner = _value(expression.operand, values)
-        return -inner if _is_number(inner) else None
-    if isinstance(expression, ast.BinOp) and type(expression.op) in _OPERATORS:
-        left, right = _value(expression.left, values), _value(expression.right, values)
-        divides = isinstance(expression.op, ast.Div | ast.FloorDiv)
-        if not _is_number(left) or not _is_number(right) or (divides and right == 0):
-            return None
-        result = _OPERATORS[type(expression.op)](left, right)
-        return result if abs(result) < LARGEST else None
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        return number_of(expression, values)
+    except NO_NUMBER:
+        return None

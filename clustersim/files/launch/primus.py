@@ -338,7 +338,7 @@ def _has(options: Mapping[Key, OptionValue], name: str) -> bool:
 
 def _on(options: Mapping[Key, OptionValue], name: str) -> bool:
     option = options.get(("config", name))
-    return option is not None and str(option.value).lower() in {"true", "1"}
+    return option is not None and option.is_on
 
 
 def _vocabulary(options: dict[Key, OptionValue]) -> list[str]:

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
-from typing import Any
 
-from clustersim.files.launch.shell_directives import directed_options
+from clustersim.files.launch.shell_directives import ScriptVariables, directed_options
 
 MAIN = "primus/cli/main.py"
 """What every one of them starts."""
@@ -22,7 +21,7 @@ _SHELLS = ("bash", "sh", "exec", "env", "time", "nohup", "sudo")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
-def spelt_out(words: Sequence[str], variables: Mapping[str, Any], given: Container[str]) -> list[str] | None:
+def spelt_out(words: Sequence[str], variables: ScriptVariables, given: Container[str]) -> list[str] | None:
     """The words of torchrun that a command of Primus comes to; None for another command, and for another program of
     Primus's than training.
 
@@ -54,7 +53,7 @@ def _assigned(words: Sequence[str]) -> dict[str, str]:
     return {match[1]: match[2] for match in map(_ASSIGNMENT.fullmatch, words) if match}
 
 
-def _of_cli(words: list[str], before: list[str], variables: Mapping[str, Any]) -> list[str] | None:
+def _of_cli(words: list[str], before: list[str], variables: ScriptVariables) -> list[str] | None:
     """``[OPTIONS] direct|slurm|container [OPTIONS] -- [direct|container ... --] train pretrain ...``."""
     if "train" not in words:
         return None
@@ -69,7 +68,7 @@ def _of_cli(words: list[str], before: list[str], variables: Mapping[str, Any]) -
     return [*before, *_torchrun(before, nodes, own), *words[start:]]
 
 
-def _torchrun(before: Sequence[str], nodes: str, variables: Mapping[str, Any]) -> list[str]:
+def _torchrun(before: Sequence[str], nodes: str, variables: ScriptVariables) -> list[str]:
     """torchrun as Primus starts it: on one node, unless ``NNODES`` or Slurm says more."""
     alone = "${NNODES}" if before else "1"
     count = nodes or str(variables.get("NNODES") or alone)

@@ -18,6 +18,8 @@ TURBO = "primus_turbo."
 CONVERTER = "primus_turbo"
 """Primus's converter of a model, which exchanges kernels."""
 LOGS = ("sink_level", "file_sink_level", "stderr_sink_level", "master_sink_level", "trainable")
+TURBO_DEFAULTS = {"enable_primus_turbo": True, "use_moe_fp8": True}
+"""Options of Primus-Turbo that are on where nobody says them."""
 IN_EIGHT_BITS = ("enable_attention_float8",)
 MODEL = "model."
 FLAVOR = "model.name+model.flavor"
@@ -39,11 +41,11 @@ def arranged(experiment: Document) -> None:
     _refuse_sizes(experiment)
     _converters(options)
     turbo = {key[1].removeprefix(TURBO): options.pop(key) for key in list(options) if key[1].startswith(TURBO)}
-    on = _on(turbo, "enable_primus_turbo", True)
-    if not on:
+    is_on = TURBO_DEFAULTS | {name: option.is_on for name, option in turbo.items()}
+    if not is_on["enable_primus_turbo"]:
         return
-    names = [name for name in ("use_turbo_grouped_mm", "use_turbo_grouped_gemm") if _on(turbo, name, False)]
-    if names and _on(turbo, "use_moe_fp8", True):
+    names = [name for name in ("use_turbo_grouped_mm", "use_turbo_grouped_gemm") if is_on.get(name)]
+    if names and is_on["use_moe_fp8"]:
         raise ScenarioError(
             f"{turbo[names[0]].where}: {TURBO}{names[0]} beside use_moe_fp8 (true, unless it is said) has experts "
             f"alone in 8 bits, which is not played; say {TURBO}use_moe_fp8: false"
@@ -52,13 +54,8 @@ def arranged(experiment: Document) -> None:
         f"{experiment.name}: Primus-Turbo's kernels are the device's usual ones ({TURBO}enable_primus_turbo)"
     )
     for name in IN_EIGHT_BITS:
-        if _on(turbo, name, False):
+        if is_on.get(name):
             experiment.notes.append(f"{experiment.name}: {TURBO}{name}: attention is played in 16 bits")
-
-
-def _on(options: dict[str, OptionValue], name: str, usual: bool) -> bool:
-    """Whether an option is on; ``usual`` : where nobody says it."""
-    return str(options[name].value).lower() in {"true", "1"} if name in options else usual
 
 
 def _converters(options: dict[Key, OptionValue]) -> None:

@@ -20,34 +20,11 @@ from clustersim.files.launch.shell_walk import ASSIGNMENT, NESTED, BlockWalk, Ca
 from clustersim.files.launch.shell_words import tokens
 
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
-_QUIET = {
-    "echo",
-    "printf",
-    "cd",
-    "mkdir",
-    "ulimit",
-    "module",
-    "conda",
-    "pip",
-    "pip3",
-    "git",
-    "wget",
-    "curl",
-    "sleep",
-    "set",
-    "trap",
-    "wait",
-    "rm",
-    "cp",
-    "mv",
-    "ls",
-    "pwd",
-    "date",
-    "hostname",
-    "which",
-    "huggingface-cli",
-    "apt-get",
-}
+_QUIET_NAMES = """
+echo printf cd mkdir ulimit module conda pip pip3 git wget curl sleep set trap wait rm cp mv ls pwd date hostname which
+huggingface-cli apt-get
+"""
+_QUIET = frozenset(_QUIET_NAMES.split())
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 """Endings of scripts, whatever their text looks like."""
 _SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash"}
@@ -203,29 +180,29 @@ class _Reader(BlockWalk):
         if name == "eval":
             self.text(" ".join(words[1:]), f"{self.where} (line {command.line})")
             return None
+        if name == "sed":
+            self._edited(command, words[1:])
+        elif not self._sets(name, words) and (name not in _QUIET or words[:2] == ["conda", "run"]):
+            self._launched(command, words)
+        return None
+
+    def _sets(self, name: str, words: list[str]) -> bool:
+        """What ``set --``, ``shift``, ``unset`` and ``let`` do to variables; whether it is one of them."""
         if name == "set" and "--" in words:
             self._positions(words[words.index("--") + 1 :])
-            return None
-        if name == "shift":
+        elif name == "shift":
             held = self.variables.get("@")
             if isinstance(held, list):
                 self._positions(held[int(words[1]) if words[1:] and words[1].isdecimal() else 1 :])
-            return None
-        if name == "unset":
+        elif name == "unset":
             for word in words[1:]:
                 self.variables.pop(word, None)
-            return None
-        if name == "let":
+        elif name == "let":
             for word in words[1:]:
                 arithmetic(word, self.variables)
-            return None
-        if name == "sed":
-            self._edited(command, words[1:])
-            return None
-        if name in _QUIET and words[:2] != ["conda", "run"]:
-            return None
-        self._launched(command, words)
-        return None
+        else:
+            return False
+        return True
 
     def _function(self, name: str, arguments: list[str]) -> None:
         self.depth += 1
@@ -326,35 +303,7 @@ class _Reader(BlockWalk):
     def _launched(self, command: grammar.Command, words: list[str]) -> None:
         """A command that may launch training, or a shell with the line or the script that it is given."""
         words = primus_commands.spelt_out(words, self.variables, self.others) or words
-        at = next((i for i, word in enumerate(words[:-1]) if word in _SHELLS), None)
-        if at is not None:
-            flags = at + 1
-            while flags < len(words) - 1 and words[flags].startswith("-") and "c" not in words[flags].lstrip("-"):
-                flags += 1
-            around = self.before
-            self.before = [*around, *words[:at]]
-            if re.fullmatch(r"-\w*c", words[flags]) and flags + 1 < len(words):
-                self._within(words[flags + 1], command.line, words[flags + 2 :])
-            else:
-                self._script(words[flags], command.line, words[flags + 1 :])
-            self.before = around
-            return
-        wrapped = next((i for i, word in enumerate(words) if word.startswith("--wrap")), None)
-        if words[0] == "sbatch" and wrapped is not None:
-            inside = words[wrapped].partition("=")[2] or " ".join(words[wrapped + 1 : wrapped + 2])
-            self.directed("", words[1:wrapped])
-            self._within(inside, command.line, [])
-            return
-        if words and words[0] in {"ssh", "pdsh"} and " " in words[-1]:
-            self._within(words[-1], command.line, [])
-            return
-        scripts = [word for word in words if word.endswith(SCRIPTS) and not word.startswith("-")]
-        if scripts and (words[0] in {"srun", "sbatch", "mpirun", "mpiexec"} or words[0] == scripts[0]):
-            at = words.index(scripts[0])
-            around = self.before
-            self.before = [*around, *words[:at]]
-            self._script(scripts[0], command.line, words[at + 1 :], words[1:at] if words[0] == "sbatch" else ())
-            self.before = around
+        if self._handed_on(command, words):
             return
         own = _parts(words)
         count = sum(word.startswith("--") for word in own)
@@ -370,6 +319,41 @@ class _Reader(BlockWalk):
         trains = any(word.endswith(".py") or word == "-m" for word in own)
         if count or trains or any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in own):
             self.candidates.append(Candidate(whole, command.line, dict(self.variables), (2 * starts + trains, count)))
+
+    def _handed_on(self, command: grammar.Command, words: list[str]) -> bool:
+        """Follow the line or the script that a shell, ``sbatch --wrap``, ``ssh`` or a launcher is given; whether it is
+        given one."""
+        at = next((i for i, word in enumerate(words[:-1]) if word in _SHELLS), None)
+        if at is not None:
+            flags = at + 1
+            while flags < len(words) - 1 and words[flags].startswith("-") and "c" not in words[flags].lstrip("-"):
+                flags += 1
+            around = self.before
+            self.before = [*around, *words[:at]]
+            if re.fullmatch(r"-\w*c", words[flags]) and flags + 1 < len(words):
+                self._within(words[flags + 1], command.line, words[flags + 2 :])
+            else:
+                self._script(words[flags], command.line, words[flags + 1 :])
+            self.before = around
+            return True
+        wrapped = next((i for i, word in enumerate(words) if word.startswith("--wrap")), None)
+        if words[0] == "sbatch" and wrapped is not None:
+            inside = words[wrapped].partition("=")[2] or " ".join(words[wrapped + 1 : wrapped + 2])
+            self.directed("", words[1:wrapped])
+            self._within(inside, command.line, [])
+            return True
+        if words and words[0] in {"ssh", "pdsh"} and " " in words[-1]:
+            self._within(words[-1], command.line, [])
+            return True
+        scripts = [word for word in words if word.endswith(SCRIPTS) and not word.startswith("-")]
+        if scripts and (words[0] in {"srun", "sbatch", "mpirun", "mpiexec"} or words[0] == scripts[0]):
+            at = words.index(scripts[0])
+            around = self.before
+            self.before = [*around, *words[:at]]
+            self._script(scripts[0], command.line, words[at + 1 :], words[1:at] if words[0] == "sbatch" else ())
+            self.before = around
+            return True
+        return False
 
     def _within(self, text: str, line: int, arguments: list[str]) -> None:
         """The line that a shell is given."""

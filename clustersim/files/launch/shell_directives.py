@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TypeAlias
 
+ScriptVariables: TypeAlias = Mapping[str, "str | list[str]"]
+"""What a script sets, by name; a list is an array."""
 LAUNCHERS = {
     "torchrun",
     "deepspeed",

@@ -122,7 +122,7 @@ def _of_earlier(command: Document) -> dict[str, Any]:
             plain = "all-linear" if name == "lora_target_modules" and str(value).upper() == "ALL" else value
             options["args", means] = OptionValue(option.name, plain, option.where)
     flash = options.pop(("args", "use_flash_attn"), None)
-    if flash is not None and str(flash.value).lower() == "true":
+    if flash is not None and flash.is_on:
         options["args", "attn_impl"] = OptionValue(flash.name, "flash_attn", flash.where)
     bits = options.get(("args", "quant_bits"))
     if bits is not None and str(bits.value) == "0":

@@ -238,7 +238,7 @@ def fill(fields: ScenarioFields, ranks: int) -> None:
 
 def _is_on(options: dict[Key, OptionValue], name: str) -> bool:
     held = options.get(("config", name))
-    return held is not None and (held.value == [] or str(held.value).lower() == "true")
+    return held is not None and held.is_on
 
 
 def _async_tensor_parallel(options: dict[Key, OptionValue]) -> None:

@@ -96,7 +96,7 @@ def _checkpointed_twice(read: Sequence[Document]) -> None:
         (document, name.rsplit(".", 1)[-1])
         for document in read
         for (_, name), option in (*document.options.items(), *document.overrides.items())
-        if str(option.value).lower() == "true"
+        if option.is_on
     ]
     own = next((document for document, name in switched_on if name == "gradient_checkpointing"), None)
     inner = next((name for _, name in switched_on if name in {"fsdp_activation_checkpointing", _OF_FSDP}), None)
@@ -338,7 +338,7 @@ def _attention(document: Document) -> None:
     name = "args", "attn_implementation"
     for word, means in _ATTENTION.items():
         switch = document.options.pop(("args", word), None)
-        if switch is not None and (switch.value == [] or str(switch.value).lower() == "true"):
+        if switch is not None and switch.is_on:
             document.options[name] = OptionValue(switch.name, means, switch.where)
     switch = document.options.get(name)
     if switch is not None and switch.value == "flex_attention":

@@ -161,11 +161,8 @@ def _fault(
     """What is wrong with one collective; None where it ended everywhere. ``last`` : each rank's last one there."""
     here = at[seq]
     # A ring forgets its oldest calls: a rank is only missing from what is newer than its last one.
-    gone = [
-        rank
-        for rank in sorted(everybody & set(dumps))
-        if last[rank] < seq and not (dumps[rank].forgot and not last[rank])
-    ]
+    recorded = sorted(everybody & set(dumps))
+    gone = [rank for rank in recorded if last[rank] < seq and (last[rank] or not dumps[rank].forgot)]
     unseen = sorted(everybody - set(dumps))
     waiting = [rank for rank in sorted(here) if not here[rank].done]
     odd = odd_ranks(here)
@@ -187,21 +184,12 @@ def _fault(
             advice=_advice_on_missing(gone, group, first, dumps),
         )
     if odd:
-        where = ", ".join(dict.fromkeys(here[rank].where for rank in odd if here[rank].where))
-        who = f"{rank_list(odd)} at {where}" if where else rank_list(odd)
-        advice = f"look at {who}: every rank must call the same collective, of one size and type"
-        text = f"{text}ranks differ: {differences(here)}{tail}"
-        how = differs_in(seq, at, odd)
-        if how in SHIFTED:
-            verdict, advice = shifted(how, seq, odd, first)
-            text = f"{bare.text}{verdict}; {differences(here)}{tail}"
-        bare = replace(bare, differs_in=how, called=described(here[odd[0]]))
-        return replace(bare, text=text, cause="differs", look_at=odd, where=where or first.where, advice=advice)
+        return _mismatch(bare, at, odd, first, tail)
     if unseen and not _some_started(here, waiting):
         text = f"{text}{rank_list(callers)} called it and {wait_word(callers)}{tail}"
         advice = f"look at {rank_list(unseen)}, of which there is no dump: {_UNSEEN}{_lateness(here)}"
         return replace(bare, text=text, cause="no_dump", look_at=unseen, advice=advice)
-    ahead = [rank for rank in sorted(everybody & set(dumps)) if rank not in here and last[rank] > seq]
+    ahead = [rank for rank in recorded if rank not in here and last[rank] > seq]
     if ahead and not _some_started(here, waiting):
         text += f"{rank_list(waiting)} did not end it; {rank_list(ahead)} {wait_word(ahead)} at a later one"
         advice = (
@@ -210,6 +198,31 @@ def _fault(
         )
         return replace(bare, text=text + tail, cause="not_ended", look_at=waiting, advice=advice)
     return _by_progress(bare, here, waiting, dumps)
+
+
+def _mismatch(
+    bare: CollectiveFault, at: Mapping[int, Mapping[int, Call]], odd: list[int], first: Call, tail: str
+) -> CollectiveFault:
+    """That some ranks, the ``odd`` ones, called something else than the ``first`` of the others."""
+    here = at[bare.seq]
+    where = ", ".join(dict.fromkeys(here[rank].where for rank in odd if here[rank].where))
+    who = f"{rank_list(odd)} at {where}" if where else rank_list(odd)
+    advice = f"look at {who}: every rank must call the same collective, of one size and type"
+    text = f"{bare.text}ranks differ: {differences(here)}{tail}"
+    how = differs_in(bare.seq, at, odd)
+    if how in SHIFTED:
+        verdict, advice = shifted(how, bare.seq, odd, first)
+        text = f"{bare.text}{verdict}; {differences(here)}{tail}"
+    return replace(
+        bare,
+        text=text,
+        cause="differs",
+        look_at=odd,
+        where=where or first.where,
+        advice=advice,
+        differs_in=how,
+        called=described(here[odd[0]]),
+    )
 
 
 def _alone_elsewhere(rank: int, group: str, dumps: Mapping[int, Dump]) -> bool:

@@ -144,32 +144,46 @@ def _take(line: str, collected: Collected) -> None:
         collected.framework = "torchtitan"
         collected.rates["tokens/s per GPU"].append(_number(match[2]))
         _rates(line, collected)
-        if (clock := step_lines.written_at(line)) is not None:
-            collected.marks.append((int(match[1]), clock))
+        _mark(int(match[1]), line, collected)
     elif match := _TITAN_SAVED.search(line):
         collected.parts["save-checkpoint"].append((_number(match[1]), _number(match[1])))
     elif match := _NANOGPT.search(line):
         _of_nanogpt(match, collected)
     elif match := _STEP_LOGGED.search(line):
-        if (clock := step_lines.written_at(line)) is not None:
-            collected.marks.append((int(match[1]), clock))
+        _mark(int(match[1]), line, collected)
     elif "SamplesPerSec" in line:
-        collected.framework = collected.framework or "DeepSpeed"
-        _rates(line, collected)
-        if match := _SAMPLES_BEFORE.search(line):
-            collected.rates["samples/s, mean of the run"].append(_number(match[1]))
-        if (match := _SAMPLES.search(line)) and (clock := step_lines.written_at(line)) is not None:
-            collected.marks.append((int(match[1]), clock))
+        _of_deepspeed(line, collected)
     elif match := _LATENCY.match(line):
-        collected.framework = "DeepSpeed flops profiler"
-        seconds = _number(match[2]) * _UNITS[match[3]]
-        collected.parts[f"{match[1]} latency"].append((seconds, seconds))
-        if match[1] == "iter":
-            collected.steps.append((len(collected.steps), seconds))
+        _latency(match, collected)
     elif "Flops Profiler" in line or (collected.framework.endswith("profiler") and _PROFILED.match(line)):
         _profiled(line, collected)
     elif collected.block:
         _timer(line, collected)
+
+
+def _mark(step: int, line: str, collected: Collected) -> None:
+    """When a step was over, where its line says when it was written."""
+    if (clock := step_lines.written_at(line)) is not None:
+        collected.marks.append((step, clock))
+
+
+def _of_deepspeed(line: str, collected: Collected) -> None:
+    """A line of DeepSpeed's throughput timer."""
+    collected.framework = collected.framework or "DeepSpeed"
+    _rates(line, collected)
+    if match := _SAMPLES_BEFORE.search(line):
+        collected.rates["samples/s, mean of the run"].append(_number(match[1]))
+    if match := _SAMPLES.search(line):
+        _mark(int(match[1]), line, collected)
+
+
+def _latency(match: re.Match[str], collected: Collected) -> None:
+    """A latency of DeepSpeed's flops profiler."""
+    collected.framework = "DeepSpeed flops profiler"
+    seconds = _number(match[2]) * _UNITS[match[3]]
+    collected.parts[f"{match[1]} latency"].append((seconds, seconds))
+    if match[1] == "iter":
+        collected.steps.append((len(collected.steps), seconds))
 
 
 def _iteration(number: int, rest: str, collected: Collected) -> None:

@@ -114,9 +114,7 @@ def read(paths: Sequence[Path]) -> HangReport:
     if unnumbered:
         notes |= unnumbered
         notes["this release of PyTorch does not number its calls: who is behind cannot be told from them"] = None
-    for ended in exits:
-        first = ", the first of its machine" if ended.first else ""
-        notes[f"rank {ended.rank} on {ended.host} ended with exit code {ended.code}{first}"] = None
+    notes |= dict.fromkeys(map(_exit_note, exits))
     dumps = {rank: Dump(tuple(_recorded(rank, calls, progress))) for rank in sorted({p.rank for p in calls})}
     hang = explained(", ".join(map(str, paths)), dumps, Counter())
     lines = [*(hang.lines if calls else []), *notes]
@@ -128,6 +126,11 @@ def read(paths: Sequence[Path]) -> HangReport:
 def _plain(path: Path) -> str:
     """A log without what launchers and collectors put before the fields of torchrun's block."""
     return "\n".join(line.rstrip() for line in prefixes.lines(path, _FIELD))
+
+
+def _exit_note(ended: ProcessExit) -> str:
+    first = ", the first of its machine" if ended.first else ""
+    return f"rank {ended.rank} on {ended.host} ended with exit code {ended.code}{first}"
 
 
 def _exits(text: str) -> Iterator[ProcessExit]:

@@ -9,7 +9,6 @@ from clustersim.model.seconds.memory_bound import traffic_rate
 
 # 3x3 and 5x5 windows of stride 1, which cuDNN runs as Winograd or FFT tiles.
 _FAST_WINDOWS = (9.0, 25.0)
-_FP32_MATRICES = frozenset({"gfx908", "gfx90a"})
 FIRST_TENSOR_CORES = 70
 """Compute capability, times ten, from which convolutions run on tensor cores: Volta's."""
 
@@ -46,7 +45,7 @@ def is_winograd(device: Device, dtype: str, kernel: Kernel) -> bool:
     The matrix units of AMD's first two generations multiply fp32 too, twice as fast as the vector units that a fast
     algorithm would run on (data sheets of MI100 to MI250X): what it spares, they make up.
     """
-    if device.runs_as(dtype) != "fp32" or device.arch in _FP32_MATRICES:
+    if device.runs_as(dtype) != "fp32" or device.fp32_matrices:
         return False
     return kernel.groups == 1 and window_overlap(kernel) in _FAST_WINDOWS
 

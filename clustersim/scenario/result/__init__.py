@@ -88,7 +88,7 @@ class Result:
         figures_of_run = summary(
             self.timeline,
             p.model,
-            samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.size("dp"),
+            samples_per_step=config.rank_samples * p.mesh.size("dp"),
             workers=p.mesh.workers,
             together=self.scenario.strategy.together(config),
             peak=(p.peak_flops, f"dense {runs_as} of {p.devices}"),

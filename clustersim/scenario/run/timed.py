@@ -143,7 +143,7 @@ def _possible(run: Scenario, time: float, i: int) -> None:
     """Raise :class:`ScenarioError` where a measured step beats the peak of its GPUs."""
     prepared = replace(run, fit=StepFit(1.0, 1.0, 1.0, ())).prepare()
     config = prepared.scenario.config
-    samples = config.micro_batch_size * config.gradient_accumulation_steps * prepared.mesh.size("dp")
+    samples = config.rank_samples * prepared.mesh.size("dp")
     least = samples * prepared.model.flops_per_sample() / (prepared.peak_flops * prepared.gpus) if prepared.gpus else 0
     if time < least:
         raise ScenarioError(

@@ -84,7 +84,7 @@ def _shared_out(scenario: Scenario, nodes: int, kind: Kind) -> dict[str, int]:
     if kind == "weak":
         return {}
     mesh = machine(scenario)[1]
-    node_samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.n_nodes
+    node_samples = config.rank_samples * mesh.n_nodes
     if node_samples % nodes:
         raise ClusterSimError(f"{node_samples:,} samples per GPU of a node do not divide over {several(nodes, 'node')}")
     samples = node_samples // nodes
@@ -112,7 +112,7 @@ def _batch_of(scenario: Scenario, parallel: ParallelConfig, nodes: int, kind: Ki
 def _point(result: Result) -> ScalingPoint:
     config = result.prepared.scenario.config
     mesh = result.prepared.mesh
-    rank_samples = config.micro_batch_size * config.gradient_accumulation_steps
+    rank_samples = config.rank_samples
     return ScalingPoint(
         nodes=mesh.n_nodes,
         gpus=result.prepared.gpus,

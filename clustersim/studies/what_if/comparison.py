@@ -217,7 +217,7 @@ def _said(parts: ScenarioParts, parallel: ParallelConfig) -> Table:
     for name in ("dp_shard", "dp_replicate"):
         table.pop(name, None)
     config = parts.scenario.config
-    samples = config.micro_batch_size * config.gradient_accumulation_steps * parts.mesh.size("dp")
+    samples = config.rank_samples * parts.mesh.size("dp")
     return table | {"framework": parallel.framework, "global_batch_size": samples}
 
 

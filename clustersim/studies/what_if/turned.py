@@ -202,7 +202,7 @@ def _with_micro_batches(parallel: ParallelConfig, m: int, prepared: Prepared) ->
 
 def _samples(prepared: Prepared) -> float:
     config = prepared.scenario.config
-    return float(config.micro_batch_size * config.gradient_accumulation_steps * prepared.mesh.size("dp"))
+    return float(config.rank_samples * prepared.mesh.size("dp"))
 
 
 def balanced(timeline: Timeline) -> list[int] | None:

@@ -48,6 +48,11 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     param_dtype: ParamDtype = "fp32"
 
     @property
+    def rank_samples(self) -> int:
+        """Samples of one rank in a step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps
+
+    @property
     def state_dtype(self) -> str:
         """What the optimizer's parameters and states are in."""
         return self.param_dtype

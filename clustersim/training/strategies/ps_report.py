@@ -126,7 +126,7 @@ def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:
     """(workers' GPUs,) samples/s over each one's own steps, the first left out where there are several."""
     ended = step_ends(timeline)[:, : mesh.workers]
     begin = ended[0] if len(ended) > 1 else 0.0
-    samples = config.micro_batch_size * config.gradient_accumulation_steps
+    samples = config.rank_samples
     rate: Floats = samples * max(1, len(ended) - 1) / (ended[-1] - begin)
     return rate
 
