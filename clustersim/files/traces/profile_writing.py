@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +20,26 @@ from clustersim.files import slices
 
 _KERNELS = {"all_reduce": "AllReduce_Sum", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter_Sum"}
 _MOTIONS = {"ring": "RING", "tree": "TREE", "nvls": "NVLS"}
+
+
+class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete event of Chrome's trace format, as PyTorch's profiler writes it; ``ts``, ``dur`` : [us]."""
+
+    ph: str = "X"
+    cat: str
+    name: str
+    pid: int = 0
+    tid: int
+    ts: float
+    dur: float
+    args: Plain
+
+    @classmethod
+    def between(
+        cls, begin: int, end: int, name: str, category: str, thread: int, args: Plain | None = None
+    ) -> TraceEvent:
+        """Of what ran on a ``thread`` from ``begin`` to ``end`` [ns]."""
+        return cls(cat=category, name=name, tid=thread, ts=begin / 1e3, dur=(end - begin) / 1e3, args=args or {})
 
 
 def write_profiles(
@@ -60,14 +79,14 @@ def write_profiles(
     return paths
 
 
-def _steps(timeline: Timeline, rank: int) -> Iterator[dict[str, Any]]:
+def _steps(timeline: Timeline, rank: int) -> Iterator[TraceEvent]:
     for name, begin, end in slices.step_slices(timeline, [rank]):
-        yield _event(name, "user_annotation", 1, begin, end, {})
+        yield TraceEvent.between(begin, end, name, "user_annotation", 1)
 
 
 def _kernels(
     timeline: Timeline, rank: int, about: Sequence[Plain], sequence: Mapping[tuple[int, int], tuple[int, str]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[TraceEvent]:
     number = {name: i for i, name in enumerate(slices.streams(timeline))}
     for _, op, ready, start, end in slices.nanoseconds(timeline, [rank]):
         info = timeline.ops[op]
@@ -75,25 +94,20 @@ def _kernels(
             continue  # what the host waits for is no kernel: its GPU stands still meanwhile
         stream = 7 + number[info.stream]
         correlation = 1000 * op + 1
-        args: dict[str, Any] = {"stream": stream, "correlation": correlation, "External id": op + 1}
+        args: Plain = {"stream": stream, "correlation": correlation, "External id": op + 1}
         if info.kind == "compute":
-            yield _event(info.name, "kernel", stream, start, end, args)
+            yield TraceEvent.between(start, end, info.name, "kernel", stream, args)
             continue
         seq, members = sequence[rank, op]
         told = {k: v for k, v in about[op].items() if k[:1].isupper() or k == "dtype"}
         args |= told | {"Process Group Ranks": members, "Seq": seq}
-        yield _event(_kernel_name(info), "kernel", stream, ready, end, args)
+        yield TraceEvent.between(ready, end, _kernel_name(info), "kernel", stream, args)
 
 
 def _kernel_name(info: OpInfo) -> str:
     motion = _MOTIONS.get(str(info.detail.get("algorithm")), "RING")
     protocol = str(info.detail.get("protocol", "Simple")).upper()
     return f"ncclDevKernel_{_KERNELS.get(info.kind, 'SendRecv')}_{info.detail.get('dtype', 'f32')}_{motion}_{protocol}"
-
-
-def _event(name: str, category: str, thread: int, begin: int, end: int, args: dict[str, Any]) -> dict[str, Any]:
-    place = {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": thread}
-    return place | {"ts": begin / 1e3, "dur": (end - begin) / 1e3, "args": args}
 
 
 def _sequences(timeline: Timeline) -> dict[tuple[int, int], tuple[int, str]]:

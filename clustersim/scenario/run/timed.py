@@ -21,8 +21,10 @@ import numpy as np
 
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import Table
 from clustersim.core.units import format_time
 from clustersim.scenario import Scenario, from_table
+from clustersim.scenario.file.reading import Changes
 
 PRIOR = np.array([0.10, 0.50])
 """Standard deviations of log kernels and log host: half of the published steps of whole models on GPUs that are never
@@ -83,7 +85,7 @@ def informed(scenario: Scenario) -> Scenario:
 class _Told:
     """The tables that a key stands for; equal to all others, so that the key alone tells fits apart."""
 
-    def __init__(self, table: dict[str, object], own: dict[str, object]) -> None:
+    def __init__(self, table: Table, own: Changes) -> None:
         self.table = table
         self.own = own
 

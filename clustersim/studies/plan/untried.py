@@ -106,5 +106,5 @@ def _gathers_wide(plan: PlanFile, options: Sequence[PlanCandidate]) -> bool:
     return bool(able) and not any(able)
 
 
-def _once(tables: Iterator[dict[str, object]]) -> list[dict[str, object]]:
+def _once(tables: Iterator[Table]) -> list[Table]:
     return list({repr(table): table for table in tables}.values())
