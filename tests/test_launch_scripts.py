@@ -97,7 +97,7 @@ def test_a_checkpoint_of_gpt2_has_its_own_sizes():
         ([("run.sh", NANO_RUN)], "reads config/train_own.py; give that file too"),
         ([("c.py", f"{NANO}init_from = 'resume'\n")], "say init_from scratch beside n_layer"),
         ([("c.py", f"{NANO}device = 'cpu'\n")], "trains on CPUs"),
-        ([("c.py", f"{NANO}batch_size = int(3)\n")], r"batch_size is int\(3\), which only running tells"),
+        ([("c.py", f"{NANO}batch_size = max(2, 3)\n")], r"batch_size is max\(2, 3\), which only running tells"),
         ([("c.py", f"{NANO}init_from = 'gpt3'\n")], "is none of scratch, gpt2"),
         (
             [("train.py", "x = 1\nexec(open('configurator.py').read())\n")],

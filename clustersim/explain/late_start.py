@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.arrays import Bools, Ints
 from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.columns import did
 from clustersim.explain.dimensions import dimension
+from clustersim.explain.intervals import BusyTime
 from clustersim.explain.pieces import Pieces
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter", "reduce", "send"})
@@ -60,7 +61,7 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
     updates = (phase == "optimizer") & inside
     talks = of_each(ops, lambda op: op.kind != "compute", bool)[op_of] & inside
     carries = of_each(ops, reduces, bool)[op_of] & talks
-    busy = _BusyTime(spans["start"][talks], spans["end"][talks])
+    busy = BusyTime(spans["start"][talks], spans["end"][talks])
     starts = {}
     for s, own in _by_step(of_each(ops, lambda op: op.step, np.int64)[op_of], inside):
         back = own[backward[own]]
@@ -93,30 +94,3 @@ def _by_step(step: Ints, inside: Bools) -> Iterator[tuple[int, Ints]]:
     steps, first = np.unique(step[places], return_index=True)
     for s, begin, end in zip(steps.tolist(), first.tolist(), [*first[1:].tolist(), len(places)], strict=False):
         yield s, places[begin:end]
-
-
-class _BusyTime:
-    """When at least one of these intervals is open: (n,) float [s] each, sorted once for many questions."""
-
-    def __init__(self, start: Floats, end: Floats) -> None:
-        order = np.argsort(start, kind="stable")
-        self._start = start[order]
-        self._end = end[order]
-        self._until = np.maximum.accumulate(self._end)
-
-    def within(self, begin: float, stop: float) -> float:
-        """Seconds of [begin, stop] in which one is open."""
-        near = self._near(begin, stop)
-        total = 0.0
-        reached = begin
-        for low, high in zip(self._start[near].tolist(), self._end[near].tolist(), strict=True):
-            low = max(low, reached)
-            high = min(high, stop)
-            if high > low:
-                total += high - low
-            reached = max(reached, high)
-        return total
-
-    def _near(self, begin: float, stop: float) -> slice:
-        """Places of those that may be open between two times [s]."""
-        return slice(int(np.searchsorted(self._until, begin, side="right")), int(np.searchsorted(self._start, stop)))

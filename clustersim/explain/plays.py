@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from clustersim.explain.intervals import BusyTime
+
 Path: TypeAlias = tuple[tuple[int, int], ...]
 """(stage, chunk) that a micro-batch goes through, in order."""
 Edges: TypeAlias = tuple[float, float, float, float]
@@ -122,25 +124,25 @@ def busy_times(replica: Sequence[TimedAction]) -> dict[int, float]:
     """Stage -> seconds in which it runs an action: the first of what :func:`idle_times` says of it."""
     first = min(a.start for a in replica)
     last = max(a.end for a in replica)
-    return {stage: _covered(spans, first, last) for stage, spans in _busy_spans(replica).items()}
+    return {stage: busy.within(first, last) for stage, busy in _busy(replica).items()}
 
 
-def _busy_spans(replica: Sequence[TimedAction]) -> dict[int, list[tuple[float, float]]]:
-    """Stage -> when it runs an action, in order and apart."""
+def _busy(replica: Sequence[TimedAction]) -> dict[int, BusyTime]:
+    """Stage -> when it runs an action."""
     spans: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for a in replica:
         spans[a.stage].append((a.start, a.end))
-    return {stage: _union(stage_spans) for stage, stage_spans in spans.items()}
+    return {stage: BusyTime(*np.array(stage_spans).T) for stage, stage_spans in spans.items()}
 
 
 def idle_times(replica: Sequence[TimedAction]) -> dict[int, tuple[float, float, float, float]]:
     """Stage -> busy, and idle until its first backward, after its last forward ended, and between."""
     idle = {}
-    busy = _busy_spans(replica)
+    busy = _busy(replica)
     for stage, ends in edges(replica).items():
-        spans = busy[stage]
-        fill, gaps, drain = (b - a - _covered(spans, a, b) for a, b in pairwise(ends))
-        idle[stage] = _covered(spans, ends[0], ends[-1]), fill, drain, gaps
+        within = busy[stage].within
+        fill, gaps, drain = (b - a - within(a, b) for a, b in pairwise(ends))
+        idle[stage] = within(ends[0], ends[-1]), fill, drain, gaps
     return idle
 
 
@@ -168,18 +170,3 @@ def expected(replica: Sequence[TimedAction]) -> dict[int, IdealIdle]:
         stage: IdealIdle(fill, drain, gaps, sum(apart[stage][1:]) - fill - drain - gaps)
         for stage, (_, fill, drain, gaps) in ideal.items()
     }
-
-
-def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint spans that cover the same times."""
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _covered(spans: list[tuple[float, float]], begin: float, end: float) -> float:
-    return sum(max(0.0, min(b, end) - max(a, begin)) for a, b in spans)
