@@ -18,14 +18,25 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = MappingProxy
         ast.Mod: operator.mod,
     }
 )
-LARGEST = 2**53
+COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = MappingProxyType(
+    {
+        ast.Gt: operator.gt,
+        ast.GtE: operator.ge,
+        ast.Lt: operator.lt,
+        ast.LtE: operator.le,
+        ast.Eq: operator.eq,
+        ast.NotEq: operator.ne,
+    }
+)
+LARGEST = 2**63
 """Of the numbers that an expression may come to."""
 NO_NUMBER = (ValueError, ZeroDivisionError, OverflowError)
 """What :func:`number_of` raises of an expression that is no number."""
 
 
 def number_of(tree: ast.AST, names: Mapping[str, object] = MappingProxyType({})) -> float:
-    """What an expression of numbers, of ``names`` that hold some, of ``+ - * / // %`` and ``int()`` comes to.
+    """What an expression comes to: numbers, ``names`` that hold some, ``+ - * / // %``, ``int()``, comparisons and
+    choices by them.
 
     Raises one of :data:`NO_NUMBER` for anything else.
 
@@ -33,7 +44,7 @@ def number_of(tree: ast.AST, names: Mapping[str, object] = MappingProxyType({}))
     -5
     """
     match tree:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool) and abs(value) < LARGEST:
             return value
         case ast.Name(id=name):
             held = names.get(name)
@@ -45,6 +56,10 @@ def number_of(tree: ast.AST, names: Mapping[str, object] = MappingProxyType({}))
             total: float = OPERATORS[type(sign)](number_of(left, names), number_of(right, names))
             if abs(total) < LARGEST:
                 return total
+        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in COMPARISONS:
+            return COMPARISONS[type(sign)](number_of(left, names), number_of(right, names))
+        case ast.IfExp(test=test, body=body, orelse=otherwise):
+            return number_of(body if number_of(test, names) else otherwise, names)
         case ast.Call(func=ast.Name(id="int"), args=[inner], keywords=[]):
             return int(number_of(inner, names))
     raise ValueError("an expression that is no number")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
+from clustersim.files.launch.arithmetic import NO_NUMBER, number_of
 from clustersim.files.launch.shell_words import DEPTH, skipped, tokens
 
 MOST = 2**16
@@ -26,21 +25,6 @@ _PARAMETER = re.compile(
     r"(?P<count>#)?(?P<name>\w+|[@*#?])(?:\[(?P<at>[^\]]*)\])?(?P<op>:?[-=+?]|##?|%%?|//?|\^\^?|,,?|:|$)(?P<rest>.*)",
     re.DOTALL,
 )
-_SUMS: dict[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_COMPARED: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
 
 
 class _Fields:
@@ -400,23 +384,7 @@ def sum_of(text: str, variables: Variables, depth: int = 0) -> int | None:
     plain = _reckoned(text, variables, depth)
     try:
         chosen = _CHOICE.sub(r"(\2) if (\1) else (\3)", plain.strip().replace("/", "//"))
-        tree = ast.parse(chosen, mode="eval").body if len(plain) < 200 else None
-        return _of(tree)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, KeyError, MemoryError):
+        total = number_of(ast.parse(chosen, mode="eval").body) if len(plain) < 200 else None
+    except (SyntaxError, *NO_NUMBER, RecursionError, MemoryError):
         return None
-
-
-def _of(tree: ast.AST | None) -> int:
-    if isinstance(tree, ast.Constant) and type(tree.value) is int and abs(tree.value) < 2**63:
-        return tree.value
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        return -_of(tree.operand)
-    if isinstance(tree, ast.IfExp):
-        return _of(tree.body if _of(tree.test) else tree.orelse)
-    if isinstance(tree, ast.Compare) and len(tree.ops) == 1:
-        return int(_COMPARED[type(tree.ops[0])](_of(tree.left), _of(tree.comparators[0])))
-    if isinstance(tree, ast.BinOp):
-        total = int(_SUMS[type(tree.op)](_of(tree.left), _of(tree.right)))
-        if abs(total) < 2**63:
-            return total
-    raise ValueError
+    return int(total) if isinstance(total, int) else None
