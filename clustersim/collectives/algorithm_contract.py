@@ -123,7 +123,7 @@ def _results(
 
     def own(member: int, piece: int) -> float | None:
         """What a member starts with of a piece, None where it has none."""
-        held = {
+        has_piece = {
             "all_gather": piece % n == member,
             "gather": piece % n == member,
             "sendrecv": piece % n == member,
@@ -132,7 +132,7 @@ def _results(
             "scatter": member == root,
             "send": member == 0,
         }.get(kind, piece % n == member if gathered else True)
-        return float(data[member, piece]) if held else None
+        return float(data[member, piece]) if has_piece else None
 
     end = _executed(schedule, n, operation, own)
     total = operation.reduce(data, axis=0)

@@ -119,7 +119,7 @@ def _slots(group: Group, shape: IslandShape) -> list[IslandSlot]:
 
 
 def _as_searched(
-    group: Group, found: tuple[IslandShape, ...], slots: list[list[IslandSlot]], n_channels: int
+    group: Group, shapes: tuple[IslandShape, ...], slots: list[list[IslandSlot]], n_channels: int
 ) -> list[list[IslandSlot]]:
     """Slots in the order in which channels take them, where NICs say that they differ: each channel the one with most
     rate left for it, so that a slow NIC has fewer channels than the others, or none; of equals the one with fewest.
@@ -132,7 +132,7 @@ def _as_searched(
     counts = {len(own) for own in slots}
     if len(counts) > 1 or not min(counts, default=0):
         return slots
-    rates = [[_slot_rate(group, shape, slot) for slot in own] for shape, own in zip(found, slots, strict=True)]
+    rates = [[_slot_rate(group, shape, slot) for slot in own] for shape, own in zip(shapes, slots, strict=True)]
     least = np.array(rates).min(axis=0)
     if least.min() >= (1.0 - ALIKE) * least.max():
         return slots
@@ -151,12 +151,12 @@ def _entered(slots: list[list[IslandSlot]], rails: tuple[int, ...]) -> list[list
     A rail that more channels enter by than another stands there once for each, and its owners take turns.
     """
     of_rail = [{rail: slot for slot in own for rail in slot.rails} for own in slots]
-    if not rails or any(rail not in known for known in of_rail for rail in rails):
+    if not rails or any(rail not in rails_of for rails_of in of_rail for rail in rails):
         return []
     uses = [rails[:place].count(rail) for place, rail in enumerate(rails)]
     evenly = len(rails) == len(set(rails)) * (max(uses) + 1)
     turns = [(rail, use) for rail, use in zip(rails, uses, strict=True) if use == 0 or not evenly]
-    return [[_turned(known[rail], use) for rail, use in turns] for known in of_rail]
+    return [[_turned(rails_of[rail], use) for rail, use in turns] for rails_of in of_rail]
 
 
 def _on_common_rails(slots: list[list[IslandSlot]]) -> list[list[IslandSlot]]:
@@ -164,8 +164,8 @@ def _on_common_rails(slots: list[list[IslandSlot]]) -> list[list[IslandSlot]]:
     if len({len(own) for own in slots}) < 2:
         return slots
     common = set.intersection(*({slot.rails for slot in own} for own in slots))
-    kept = [[slot for slot in own if slot.rails in common] for own in slots]
-    return kept if common and len({len(own) for own in kept}) == 1 else slots
+    common_slots = [[slot for slot in own if slot.rails in common] for own in slots]
+    return common_slots if common and len({len(own) for own in common_slots}) == 1 else slots
 
 
 def _turned(slot: IslandSlot, turn: int) -> IslandSlot:

@@ -77,8 +77,8 @@ class NcclChoice(msgspec.Struct, frozen=True, eq=False, dict=True):
     def picked(self) -> NcclPick:
         """Equal for choices of a group that differ in size alone."""
         request = self.request
-        made = (self.algorithm, self.protocol, self.n_channels, one_sided(request.kernel))
-        return NcclPick(request.kind, request.root, request.matrix, *made)
+        plan_key = (self.algorithm, self.protocol, self.n_channels, one_sided(request.kernel))
+        return NcclPick(request.kind, request.root, request.matrix, *plan_key)
 
     @cached_property
     def loads(self) -> PathLoads:

@@ -54,7 +54,7 @@ def why(request: Request, group: Group) -> tuple[Alternative, ...]:
     every = candidates(request.kind, request.nbytes, system, wanted)
     times = {(tried.algorithm, tried.protocol): tried.time_s for tried in every}
     best = times[chosen.algorithm, chosen.protocol]
-    found = []
+    alternatives = []
     for rating in rated(request.kind, system, wanted):
         pair = rating.algorithm, rating.protocol
         tuner = times.get(pair)
@@ -66,8 +66,8 @@ def why(request: Request, group: Group) -> tuple[Alternative, ...]:
             verdict = _left_out(request, group, *pair) or _slower(tuner, best, library)
         pinned = replace(request, algorithm=pair[0], protocol=pair[1])
         ours = None if tuner is None else _ours(pinned, group)
-        found.append(Alternative(*pair, None if tuner is None else tuner * 1e6, ours, verdict))
-    return tuple(found)
+        alternatives.append(Alternative(*pair, None if tuner is None else tuner * 1e6, ours, verdict))
+    return tuple(alternatives)
 
 
 def _left_out(request: Request, group: Group, algorithm: str, protocol: str) -> str:

@@ -59,10 +59,10 @@ def host_memory_rate(links: Ints, staged: Floats, group: Group) -> float:
     node_types = topology.node_types
     into = np.isin(topology.link_dst[links], topology.cpus) & ~np.isin(topology.link_src[links], topology.cpus)
     entered = topology.link_dst[links[into]]
-    held = np.bincount(entered, weights=staged[into], minlength=1)
+    held_bytes = np.bincount(entered, weights=staged[into], minlength=1)
     rate = math.inf
-    for cpu in np.flatnonzero(held).tolist():
+    for cpu in np.flatnonzero(held_bytes).tolist():
         kind = node_types[int(topology.vertex_node[cpu])]
         if not transport(kind.net).direct:
-            rate = min(rate, host_bandwidth(kind) / (2.0 * float(held[cpu])))
+            rate = min(rate, host_bandwidth(kind) / (2.0 * float(held_bytes[cpu])))
     return rate

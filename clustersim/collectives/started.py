@@ -92,7 +92,7 @@ def _sentences(
 ) -> Iterator[str]:
     """``library`` : NCCL, or AMD's RCCL."""
     played_version = version_words(played.version, library)
-    own = [word for word, told in ((played.launch, log.launch), (played_version, log.version)) if told]
+    own = [word for word, logged in ((played.launch, log.launch), (played_version, log.version)) if logged]
     if not launch and not version and own:
         yield f"played as the log of the calibration was started: {', '.join(own)}"
     else:

@@ -161,9 +161,9 @@ class Device:
         >>> device("V100-SXM2-16GB").runs_as("tf32")
         'fp32'
         """
-        for known in _FALLBACK.get(dtype, (dtype,)):
-            if known in self.peak:
-                return known
+        for unit_dtype in _FALLBACK.get(dtype, (dtype,)):
+            if unit_dtype in self.peak:
+                return unit_dtype
         raise TopologyError(f"{self.name} has no rate for dtype {dtype!r}; {nearest(dtype, [*self.peak, *_FALLBACK])}")
 
 
@@ -174,9 +174,9 @@ def with_efficiencies(device: Device, values: Mapping[str, float]) -> Device:
     >>> with_efficiencies(device("H100-SXM5-80GB"), {"matmul.bf16": 0.5}).matmul["bf16"].value
     0.5
     """
-    said = {name: Figure(value, "fitted to this machine's measurements") for name, value in values.items()}
-    matmul = {d: said.get(f"matmul.{d}", figure) for d, figure in device.matmul.items()}
-    plain = {name: said.get(name, getattr(device, name)) for name in ("stream", "kernel_floor", "launch")}
+    fitted = {name: Figure(value, "fitted to this machine's measurements") for name, value in values.items()}
+    matmul = {d: fitted.get(f"matmul.{d}", figure) for d, figure in device.matmul.items()}
+    plain = {name: fitted.get(name, getattr(device, name)) for name in ("stream", "kernel_floor", "launch")}
     return replace(device, matmul=MappingProxyType(matmul), **plain)
 
 

@@ -48,8 +48,8 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
 def _parts(text: str) -> list[Device]:
     """The parts with the chip that a text names, in the order of their table."""
     bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
-    known = {_tokens(d.name)[0] for d in devices().values()}
-    chip = next((token for words in (bare, text) for token in _tokens(words) if token in known), None)
+    first_words = {_tokens(d.name)[0] for d in devices().values()}
+    chip = next((token for words in (bare, text) for token in _tokens(words) if token in first_words), None)
     if chip is None:
         raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
     return [d for d in devices().values() if _tokens(d.name)[0] == chip]

@@ -60,10 +60,10 @@ def rates(
     their power limits. ``own_gpus`` : by name, those that files describe. Raises
     :class:`clustersim.core.errors.TopologyError` for an unknown device.
     """
-    known = own_gpus or {}
+    gpu_files = own_gpus or {}
     data = data_table("economics")
-    gpus = [known.get(part) or device(part) for part in name.split(" and ")]
-    gpu = max(gpus, key=lambda one: one.tdp)
+    gpus = [gpu_files.get(part) or device(part) for part in name.split(" and ")]
+    gpu = max(gpus, key=lambda gpu_sheet: gpu_sheet.tdp)
     price = data["price"].get(gpu.name) if len(gpus) == 1 else None
     if len(gpus) == 1 and gpu.usd_per_gpu_hour:
         price = {"usd_per_gpu_hour": gpu.usd_per_gpu_hour, "source": f"file of {gpu.name}", "date": "its own"}

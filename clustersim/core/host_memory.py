@@ -89,11 +89,11 @@ class HostMemory(msgspec.Struct, frozen=True):
         """One sentence; empty where nothing is on the host."""
         if not self.kept_bytes:
             return ""
-        asked = f"{format_bytes(self.kept_bytes)} a node, about {format_bytes(self.likely_bytes)} with buffers"
+        amount = f"{format_bytes(self.kept_bytes)} a node, about {format_bytes(self.likely_bytes)} with buffers"
         if self.room_bytes is None:
-            return f"host memory unknown: needs {asked}, and no file says what a node has ({KEY} does)"
+            return f"host memory unknown: needs {amount}, and no file says what a node has ({KEY} does)"
         word = worded(self.state, self.range_bytes, self.likely_bytes, self.room_bytes)
-        return f"host memory {word}: needs {asked}, of {format_bytes(self.room_bytes)} ({KEY})"
+        return f"host memory {word}: needs {amount}, of {format_bytes(self.room_bytes)} ({KEY})"
 
 
 NOTHING = HostMemory()

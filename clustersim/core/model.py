@@ -288,16 +288,16 @@ class Model(Keeper):
     def gradients(self) -> Floats:
         """(layers,) float, elements of gradients by the layer whose backward makes them first: of a tied tensor the
         last one that has it."""
-        made = np.array([float(layer.trained) for layer in self.layers])
+        elements = np.array([float(layer.trained) for layer in self.layers])
         tensors = [(i, tensor) for i, layer in enumerate(self.layers) for tensor in layer.tensors if not tensor.frozen]
         home = {tensor.name: i for i, tensor in tensors if not tensor.tied_to}
         last = {tensor.tied_to: i for i, tensor in tensors if tensor.tied_to}
         numel = {tensor.name: tensor.numel for layer in self.layers for tensor in layer.tensors if tensor.name in last}
         for name, i in last.items():
             if i > home.get(name, i):
-                made[home[name]] -= numel[name]
-                made[i] += numel[name]
-        return made
+                elements[home[name]] -= numel[name]
+                elements[i] += numel[name]
+        return elements
 
     def flops_per_sample(self) -> float:
         """Forward and backward FLOPs of one sample, the MFU numerator: ``6 N + 12 L H Q T`` per token (PaLM, app. B).

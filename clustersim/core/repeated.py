@@ -32,9 +32,9 @@ class MadeWhenAsked(Sequence[Item]):
     @overload
     def __getitem__(self, place: slice) -> tuple[Item, ...]: ...
     def __getitem__(self, place: int | slice) -> Item | tuple[Item, ...]:
-        made: tuple[Item, ...] | None = self.__dict__.get("_all")
-        if made is not None:  # somebody went through all: they need not be made again
-            return made[place]
+        written: tuple[Item, ...] | None = self.__dict__.get("_all")
+        if written is not None:  # somebody went through all: they need not be made again
+            return written[place]
         if isinstance(place, slice):
             return tuple(self._at(i) for i in range(len(self))[place])
         return self._at(range(len(self))[int(place)])

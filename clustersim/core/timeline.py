@@ -176,7 +176,7 @@ class Timeline(Keeper):
         return self.rank_sets, self.row_op, self.row_set, self.row_ready, self.row_start, self.row_end
 
     def __repr__(self) -> str:
-        return f"<Timeline ({self.source}) of {', '.join(f'{n} {what}' for what, n in self._counts())}>"
+        return f"<Timeline ({self.source}) of {', '.join(f'{n} {noun}' for noun, n in self._counts())}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

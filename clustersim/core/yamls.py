@@ -87,12 +87,12 @@ def _plain_loader(source: str, error: Raised) -> Any:
             """A mapping without the nulls that a later value of their key overrules; a key twice raises."""
             node = super().compose_mapping_node(anchor)  # before keys of others are merged into it
             later: set[str] = set()
-            kept = []
+            pairs = []
             for key, value in reversed(node.value):  # null says nothing where the key is there again
                 if value.tag != "tag:yaml.org,2002:null" or str(key.value) not in later:
-                    kept.append((key, value))
+                    pairs.append((key, value))
                 later.add(str(key.value))
-            node.value = kept[::-1]
+            node.value = pairs[::-1]
             refuse_twice([str(key.value) for key, _ in node.value], source, error)
             return node
 

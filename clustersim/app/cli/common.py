@@ -120,17 +120,17 @@ class ProgressLine:
         with progress.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(self.what, total=None)
             while not self.over.wait(0.1):
-                what, done, total = self.stage
-                bar.update(task, description=what, completed=done, total=total or None)
+                task_name, done, total = self.stage
+                bar.update(task, description=task_name, completed=done, total=total or None)
 
     def _tell(self) -> None:
         """A line every :data:`TOLD_SECONDS` until the work is over: what it does, how far it is, since when."""
         began = time.monotonic() - QUIET_SECONDS
         pause = TOLD_SECONDS - QUIET_SECONDS
         while not self.over.wait(pause):
-            what, done, total = self.stage
+            task_name, done, total = self.stage
             done_text = f"{done / total:.0%}, " if total else ""
-            click.echo(f"{what}: {done_text}{time.monotonic() - began:.0f} s so far", err=True)
+            click.echo(f"{task_name}: {done_text}{time.monotonic() - began:.0f} s so far", err=True)
             pause = TOLD_SECONDS
 
 

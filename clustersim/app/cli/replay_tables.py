@@ -145,10 +145,10 @@ def _off_by(result: ReplayedTrace, own: ReplayedTrace | str) -> Iterator[str]:
     if not (seen > 0 and before > 0):
         return
     now = result.program.world_size
-    asked = f"{now} ranks" if now != was else "the changed run"
+    size_words = f"{now} ranks" if now != was else "the changed run"
     yield (
         f"at the trace's own size ({was} ranks) {format_time(before)} are simulated where {format_time(seen)} were "
-        f"measured: {before / seen:.2f} x; {asked}: {played / before:.2f} x of that, both simulated"
+        f"measured: {before / seen:.2f} x; {size_words}: {played / before:.2f} x of that, both simulated"
     )
     if abs(before / seen - 1) > FAR:
         yield (

@@ -23,12 +23,12 @@ def needs_out(page: Path | None, out: Path | None) -> None:
         raise click.UsageError("--report needs --out: the page is made of what is there")
 
 
-def written_study(folder: Folder, file: str, said: object, figures: Mapping[str, Figure]) -> list[str]:
+def written_study(folder: Folder, file: str, answer: object, figures: Mapping[str, Figure]) -> list[str]:
     """Write a study's answer and its pictures to its folder; returns what was written."""
     from clustersim.app import plots
 
     pictures = {f"{name}.png": partial(plots.save, figure) for name, figure in figures.items()}
-    folder.write(file, said, pictures)
+    folder.write(file, answer, pictures)
     return [f"{folder.path}/{name}" for name in (file, *pictures)]
 
 

@@ -295,10 +295,10 @@ def _save_png(figure: Figure, path: Any, dpi: int) -> None:
     figure.savefig(drawn, format="png", dpi=dpi)
     metadata = PngInfo()
     metadata.add_itxt("Description", alt_text(figure))
-    whole = Image.open(drawn).convert("RGB")
-    few = whole.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    kept = few if _alike(np.asarray(whole), np.asarray(few.convert("RGB"))) else whole
-    kept.save(path, format="png", optimize=True, dpi=(dpi, dpi), pnginfo=metadata)
+    full_colour = Image.open(drawn).convert("RGB")
+    few = full_colour.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    image = few if _alike(np.asarray(full_colour), np.asarray(few.convert("RGB"))) else full_colour
+    image.save(path, format="png", optimize=True, dpi=(dpi, dpi), pnginfo=metadata)
 
 
 def _alike(drawn: Pixels, few: Pixels) -> bool:

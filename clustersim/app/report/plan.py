@@ -104,11 +104,11 @@ def _made(answer: PlanAnswer) -> PageSection:
     return PageSection("made", "What a step is made of", [sentence], grid=PageTable(heads, rows))
 
 
-def _places(said: PlanAnswer) -> PageSection:
+def _places(answer: PlanAnswer) -> PageSection:
     """Every machine and size asked for, where the plan has several."""
-    head = ["machine", "GPUs", "best option", f"{said.unit}/s", "MFU", "days", "USD", "USD/GPU-h", "which is"]
+    head = ["machine", "GPUs", "best option", f"{answer.unit}/s", "MFU", "days", "USD", "USD/GPU-h", "which is"]
     rows = []
-    for place in said.places if len(said.places) > 1 else ():
+    for place in answer.places if len(answer.places) > 1 else ():
         best = place.best
         name = best.option if best else ""
         values = (best.rate, best.mfu, best.days, best.usd) if best else (None,) * 4

@@ -177,8 +177,8 @@ def fit_log(log_plays: LogPlays) -> LogFit:
     if reason is not None and reason.written:
         as_described = described.predict({})
         # Constants must not undo what the structure explains; of small sizes, which tell none, nothing is explained.
-        told = np.where(np.array(classes) == SMALL, as_described, reason.times.predict({}))
-        for before in (told, as_described):
+        stated_times = np.where(np.array(classes) == SMALL, as_described, reason.times.predict({}))
+        for before in (stated_times, as_described):
             compared = replace(_fit(reason.times, before), before=as_described)
             if not worse_classes(compared, classes):
                 return LogFit(reason.times, reason, compared)

@@ -116,14 +116,14 @@ class Explained(msgspec.Struct, frozen=True):
 
 def played_once(play: Callable[[Structure | None], NcclTimes]) -> Callable[[Structure | None], NcclTimes]:
     """The same, which plays a structure once, whoever asks for it."""
-    known: dict[bytes, NcclTimes] = {}
+    times_of: dict[bytes, NcclTimes] = {}
 
     def played(structure: Structure | None) -> NcclTimes:
         """The rows on a machine of this structure."""
         key = msgspec.msgpack.encode(structure)
-        if key not in known:
-            known[key] = play(structure)
-        return known[key]
+        if key not in times_of:
+            times_of[key] = play(structure)
+        return times_of[key]
 
     return played
 

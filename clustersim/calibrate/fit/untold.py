@@ -48,9 +48,9 @@ def taken_for_granted(samples: Samples, machine: Topology, nodes: int | None = N
                 "assumed (calibrate has --nodes)"
             )
     if nodes is not None and rows and all(row.nodes for row in rows):
-        told = ", ".join(str(count) for count in sorted({row.nodes for row in rows}))
-        if told != str(nodes):
-            yield f"--nodes {nodes} is not used: the log itself says {told}"
+        node_counts = ", ".join(str(count) for count in sorted({row.nodes for row in rows}))
+        if node_counts != str(nodes):
+            yield f"--nodes {nodes} is not used: the log itself says {node_counts}"
     if any(not row.launch for row in rows):
         modes = sorted({usual_launch(machine, nodes_of(row, machine, nodes)) for row in rows if not row.launch})
         yield f"the log does not say how it was started: {', '.join(modes)} is assumed"
@@ -94,8 +94,8 @@ def contradictions(rows: Sequence[MeasuredCollective]) -> Iterator[str]:
     for row in rows:
         request = row.choice.request
         group = row.choice.group
-        what = request.kind, group.size, group.n_nodes, group.launch, request.algorithm, request.protocol
-        sizes = tables.setdefault((*what, size_class(row.nbytes)), {}).setdefault(row.case, {})
+        case_key = request.kind, group.size, group.n_nodes, group.launch, request.algorithm, request.protocol
+        sizes = tables.setdefault((*case_key, size_class(row.nbytes)), {}).setdefault(row.case, {})
         sizes.setdefault(row.nbytes, row.seconds)
     for (kind, ranks, *_, name), cases in tables.items():
         if name != SMALL and len(cases) > 1:

@@ -94,12 +94,12 @@ def nic_rate(device: str, gpus: int, device_id: str, speaks: str) -> NicRate | N
     if port is not None:
         return NicRate(port[1], f"the fastest port of a {port[0]}")
     machines = _machines(device)
-    told = [(machine, rate) for machine in machines if _tells_nics(machine) for rate in _port_rates(machine)]
-    alike = [(m, rate) for m, rate in told if not speaks or m.node_types[0].net in pci.FAMILIES[speaks]]
-    as_many = [(m, rate) for m, rate in told if m.node_types[0].n_gpus == gpus]
+    board_rates = [(machine, rate) for machine in machines if _tells_nics(machine) for rate in _port_rates(machine)]
+    alike = [(m, rate) for m, rate in board_rates if not speaks or m.node_types[0].net in pci.FAMILIES[speaks]]
+    as_many = [(m, rate) for m, rate in board_rates if m.node_types[0].n_gpus == gpus]
     best = [pair for pair in as_many if pair in alike] or alike
     rates = sorted({rate for _, rate in as_many + alike})
-    if told and not (best and best[0] in as_many) and len(rates) > 1 and as_many:
+    if board_rates and not (best and best[0] in as_many) and len(rates) > 1 and as_many:
         return NicRate(0.0, " and ".join(f"{rate:g}" for rate in rates))
     if best:
         machine, rate = best[0]

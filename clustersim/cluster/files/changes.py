@@ -74,13 +74,13 @@ def _declared(topology: Topology, vertices: Ints, links: Bools, bandwidth: float
     return replace(topology, link_bandwidth=rate, hidden_factor=np.where(links, 1.0, topology.hidden_factor))
 
 
-def _hidden(topology: Topology, links: Bools, one: Change) -> Topology:
+def _hidden(topology: Topology, links: Bools, change: Change) -> Topology:
     """Links that deliver a share of what they say; faster ones say so themselves."""
-    factor = np.where(links, one.factor or 1.0, 1.0)
-    if one.factor is None or one.factor >= 1:
+    factor = np.where(links, change.factor or 1.0, 1.0)
+    if change.factor is None or change.factor >= 1:
         assumed = topology.assumed
-        if one.factor is not None and one.factor > 1 and links.any():
-            assumed = (*assumed, _faster(topology, links, one.factor))
+        if change.factor is not None and change.factor > 1 and links.any():
+            assumed = (*assumed, _faster(topology, links, change.factor))
         return replace(topology, link_bandwidth=topology.link_bandwidth * factor, assumed=assumed)
     before = 1.0 if topology.hidden_factor is None else topology.hidden_factor
     return replace(topology, link_bandwidth=topology.link_bandwidth * factor, hidden_factor=before * factor)

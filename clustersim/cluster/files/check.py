@@ -195,15 +195,17 @@ def _odd_nics(topology: Topology) -> Iterator[str]:
                 odd_of.setdefault(node, (nics[on_node & (rates == rate)], f"{format_bandwidth(rate)} beside {beside}"))
     if not odd_of:
         return
-    odd, what = next(iter(odd_of.values()))
-    positions = {(tuple(position(topology, nic) for nic in nics.tolist()), said) for nics, said in odd_of.values()}
+    odd, oddity = next(iter(odd_of.values()))
+    positions = {
+        (tuple(position(topology, nic) for nic in nics.tolist()), wording) for nics, wording in odd_of.values()
+    }
     place = "on one node; is it of another network?"
     if len(nodes) > 1 and len(odd_of) == len(nodes) and len(positions) == 1:
         names = ", ".join(position(topology, nic) for nic in odd.tolist())
-        yield f"{names} on every node: {what}, on all {len(nodes)} nodes; is it of another network?"
+        yield f"{names} on every node: {oddity}, on all {len(nodes)} nodes; is it of another network?"
         return
     more = f" (and on {len(odd_of) - 1} more of {len(nodes)} nodes)" if len(odd_of) > 1 else ""
-    yield f"{_some(topology, odd)}: {what} {place}{more}"
+    yield f"{_some(topology, odd)}: {oddity} {place}{more}"
 
 
 def _uneven_nics(topology: Topology) -> Iterator[str]:

@@ -55,16 +55,16 @@ def system(text: str, path: Path) -> ET.Element:
 
 def _bridges(above: ET.Element, home: str, model: dict[str, str]) -> Iterator[tuple[str, dict[str, str], ET.Element]]:
     """(NUMA node, what CPU it is, host bridge) of every host bridge."""
-    told = {info.get("name"): info.get("value", "") for info in above.findall("info")}
-    if "CPUVendor" in told:
-        number = told.get("CPUModelNumber", "")
+    info_values = {info.get("name"): info.get("value", "") for info in above.findall("info")}
+    if "CPUVendor" in info_values:
+        number = info_values.get("CPUModelNumber", "")
         model = {
             **model,
-            "vendor": told["CPUVendor"],
+            "vendor": info_values["CPUVendor"],
             "modelid": number if number.isdecimal() and len(number) < 6 else "0",
         }
-    if "Architecture" in told:
-        model = {**model, "arch": told["Architecture"]}
+    if "Architecture" in info_values:
+        model = {**model, "arch": info_values["Architecture"]}
     nodes = [part.get("os_index", "0") for part in above.iter("object") if part.get("type") == "NUMANode"]
     home = min(nodes, key=lambda node: (len(node), node)) if nodes else home
     for part in above.findall("object"):
@@ -88,10 +88,10 @@ def _copied(part: ET.Element, above: ET.Element) -> None:
         maker = re.search(r"\[(\w{4}):(\w{4})\]", described)
         ids = {"vendor": f"0x{maker[1]}", "device": f"0x{maker[2]}"} if maker else {}
         place = {"busid": part.get("pci_busid", ""), "class": f"0x{described[:4]}00", **ids, **_link(part)}
-        made = ET.SubElement(above, "pci", place)
+        copy = ET.SubElement(above, "pci", place)
         ports = _ports(part)
         if ports:
-            ET.SubElement(ET.SubElement(made, "nic"), "net", name=ports[0])
+            ET.SubElement(ET.SubElement(copy, "nic"), "net", name=ports[0])
 
 
 def _matters(part: ET.Element) -> bool:

@@ -44,9 +44,9 @@ def _lines(machine: XmlMachine) -> Iterator[str]:
     for part, names in machine.parts.items():
         for rate in sorted({machine.rates.get(name, 0.0) for name in names}):
             alike = [name for name in names if machine.rates.get(name, 0.0) == rate]
-            told = machine.sources.get(alike[0], source)
+            origin = machine.sources.get(alike[0], source)
             yield from ("", "[[node.vertices]]", f'names = "{", ".join(alike)}"', f'kind = "{part}"')
-            yield from ([f'bandwidth = "{rate:g} Gb/s"', f'source = "{told}"'] if rate else [])
+            yield from ([f'bandwidth = "{rate:g} Gb/s"', f'source = "{origin}"'] if rate else [])
     cpus = machine.parts["cpu"]
     pairs = [(a, b, "cpu", 40.0) for i, a in enumerate(cpus) for b in cpus[i + 1 :]]
     hops = {"c2c": "50 ns", "nvlink": "25 ns", "xgmi": "25 ns", "pcie": "150 ns", "cpu": "100 ns"}
@@ -54,10 +54,10 @@ def _lines(machine: XmlMachine) -> Iterator[str]:
     links = [(a, b, kind, rate or machine.rates.get(a, 0.0) / 8) for a, b, kind, rate in machine.links] + pairs
     for word, rate in dict.fromkeys((word, rate) for *_, word, rate in links):
         ends = [(a, b) for a, b, *link_kind in links if link_kind == [word, rate]]
-        told = machine.sources.get(word, source if word != "cpu" else "assumed: the dump does not tell it")
+        origin = machine.sources.get(word, source if word != "cpu" else "assumed: the dump does not tell it")
         yield from ("", "[[node.links]]", f'a = "{", ".join(a for a, _ in ends)}"')
         yield from (f'b = "{", ".join(b for _, b in ends)}"', 'pattern = "zip"', f'kind = "{word}"')
         yield from (f'bandwidth = "{rate:.6g} GB/s"', f'latency = "{hops[word]}"')
-        yield f'source = "{told}; latency assumed"'
+        yield f'source = "{origin}; latency assumed"'
     yield from ("", "[fabric]", f'kind = "{"rail_optimised" if nics else "none"}"')
     yield 'source = "assumed: the dump does not tell what joins the nodes"'

@@ -70,18 +70,20 @@ def only_gpu(ids: Collection[str], codes: Collection[str], path: Path) -> Device
 
     Raises :class:`TopologyError` where they name none, several, or not the same.
     """
-    told = {f"the PCI device id {short(device_id) or 'none'}": gpus_of(device_id) for device_id in sorted(ids)}
+    gpus_by_sign = {f"the PCI device id {short(device_id) or 'none'}": gpus_of(device_id) for device_id in sorted(ids)}
     if set(ids) == {""}:
-        told = {f"AMD's architecture {short(code)}": _ARCHITECTURES.get(code, []) for code in sorted(codes) if code}
-    names = sorted({name for several in told.values() for name in several})
-    if len(names) == 1 and all(told.values()):
+        gpus_by_sign = {
+            f"AMD's architecture {short(code)}": _ARCHITECTURES.get(code, []) for code in sorted(codes) if code
+        }
+    names = sorted({name for several in gpus_by_sign.values() for name in several})
+    if len(names) == 1 and all(gpus_by_sign.values()):
         return device(names[0])
-    if not told:
+    if not gpus_by_sign:
         raise TopologyError(f"{path}: does not say which GPUs these are; say --gpu")
-    ambiguous = len(told) == 1 and names
+    ambiguous = len(gpus_by_sign) == 1 and names
     why = f"which is of {few(names, 3)}" if ambiguous else "which they are is not known"
     ask = " or ".join(f"--gpu {name}" for name in names) if ambiguous else _OWN
-    raise TopologyError(f"{path}: GPUs of {' and '.join(told)}: {why}; say {ask}")
+    raise TopologyError(f"{path}: GPUs of {' and '.join(gpus_by_sign)}: {why}; say {ask}")
 
 
 def of_google(direct: bool, few: bool) -> tuple[str, str]:
@@ -129,9 +131,9 @@ def spoken(kind: str, device_id: str, name: str, *, sockets: bool, maker: str = 
         return "efa"
     if maker.lower() == _GOOGLE:
         return GVNIC
-    told = next((word for pattern, word in _BY_NAME if re.match(pattern, name)), "") or _BY_CLASS.get(kind[:6], "")
-    if told or (not name.startswith("mlx5") and not device_id):
-        return told
+    protocol = next((word for pattern, word in _BY_NAME if re.match(pattern, name)), "") or _BY_CLASS.get(kind[:6], "")
+    if protocol or (not name.startswith("mlx5") and not device_id):
+        return protocol
     return "roce" if kind.startswith(_ETHERNET) else "verbs" if name.startswith("mlx5") else ""
 
 
@@ -145,9 +147,9 @@ def net_of(speaks: Collection[str], sm: int, board: str) -> tuple[str, str]:
     (('efa', ''), ('tcp', ''), 'ib')
     """
     words = Counter(word for word in speaks if word)
-    told, count = words.most_common(1)[0] if words else ("", 0)
-    if told == "efa":
+    net_word, count = words.most_common(1)[0] if words else ("", 0)
+    if net_word == "efa":
         return "efa" if sm >= 90 else "efa_sendrecv" if sm == 80 else "efa_host", ""
-    if told in ("", "verbs"):
+    if net_word in ("", "verbs"):
         return (board, "as in a shipped machine with these GPUs") if board else ("ib", "InfiniBand; nothing says it")
-    return told, "" if count == len(speaks) else "as most of the NICs"
+    return net_word, "" if count == len(speaks) else "as most of the NICs"

@@ -50,5 +50,5 @@ def _pattern(line: str) -> str | None:
     before = plain[: mark.start()] if mark else ""
     if not before.strip() or len(before) > _LONGEST or (before.rstrip()[-1].isalnum() and not _TIME.search(before)):
         return None
-    kept = [re.escape(part) for part in _TIME.split(before.rstrip())]
-    return "^" + _TIME.pattern.join(kept) + "[ ]?"
+    literals = [re.escape(part) for part in _TIME.split(before.rstrip())]
+    return "^" + _TIME.pattern.join(literals) + "[ ]?"

@@ -86,7 +86,7 @@ def read(path: Path) -> TopologyFile:
 def parse(text: str, where: str) -> TopologyFile:
     """A checked file from its text; ``where`` is what errors name. Raises :class:`TopologyError`."""
     if text.lstrip().startswith("<") or any(
-        known(text) for known in (smi_topo.is_matrix, rocm_topo.is_report, lstopo.is_tree)
+        recognises(text) for recognises in (smi_topo.is_matrix, rocm_topo.is_report, lstopo.is_tree)
     ):
         raise TopologyError(
             f"{where}: is what a tool found on a machine, and no topology file; clustersim new topology machine.toml "

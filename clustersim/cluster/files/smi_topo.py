@@ -131,17 +131,19 @@ def _homes(matrix: Matrix, numa: Mapping[str, str], root: ET.Element) -> dict[st
 
 def named_gpu(text: str, path: Path) -> str:
     """The GPU that nvidia-smi's table or list, printed beside the matrix, names. Raises :class:`TopologyError`."""
-    told = list(
+    gpu_names = list(
         dict.fromkeys(name.strip() for match in _NAMED.finditer(_plain(text)) for name in match.groups() if name)
     )
-    if not told:
+    if not gpu_names:
         raise TopologyError(f"{path}: nvidia-smi topo -m does not say which GPUs these are; say --gpu")
-    if len(told) > 1 or told[0].endswith("..."):
-        raise TopologyError(f"{path}: beside the matrix stand the GPUs {few(map(short, told), 3)}; say --gpu")
+    if len(gpu_names) > 1 or gpu_names[0].endswith("..."):
+        raise TopologyError(f"{path}: beside the matrix stand the GPUs {few(map(short, gpu_names), 3)}; say --gpu")
     try:
-        return device(told[0]).name
+        return device(gpu_names[0]).name
     except TopologyError:
-        raise TopologyError(f"{path}: the GPU named beside the matrix, {told[0]!r}, is not known; say --gpu") from None
+        raise TopologyError(
+            f"{path}: the GPU named beside the matrix, {gpu_names[0]!r}, is not known; say --gpu"
+        ) from None
 
 
 def _plain(text: str) -> str:
@@ -196,9 +198,9 @@ def _rows(text: str) -> tuple[list[str], dict[str, dict[str, str]], dict[str, st
     for line in lines[1:]:
         if line and line[0] in names and line[0] not in matrix:
             matrix[line[0]] = dict(zip(names, line[1:], strict=False))
-            told = [word for word in line[len(names) + 1 : len(names) + 3] if word != "N/A"]
-            if line[0].startswith("GPU") and told:
-                numa[line[0]] = told[-1]  # of old drivers the CPU's cores alone
+            affinity = [word for word in line[len(names) + 1 : len(names) + 3] if word != "N/A"]
+            if line[0].startswith("GPU") and affinity:
+                numa[line[0]] = affinity[-1]  # of old drivers the CPU's cores alone
     return names, matrix, numa
 
 

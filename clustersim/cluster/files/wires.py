@@ -36,7 +36,7 @@ class Wired:
 
 def wired(gpus: Mapping[str, tuple[str, ET.Element]], number: Callable[[ET.Element, str], int]) -> Wired:
     """What joins GPUs, which are (name, part) by bus id. number : reads an attribute."""
-    found = Wired()
+    wiring = Wired()
     to_itself: list[str] = []
     missing: dict[str, None] = {}
     for bus, (name, gpu) in gpus.items():
@@ -50,21 +50,21 @@ def wired(gpus: Mapping[str, tuple[str, ET.Element]], number: Callable[[ET.Eleme
                 to_itself.append(name)
             elif target in gpus:  # told by both ends
                 a, b = sorted((name, gpus[target][0]))
-                found.pairs[a, b] = max(found.pairs[a, b], count)
+                wiring.pairs[a, b] = max(wiring.pairs[a, b], count)
             elif kind in _NVSWITCH:
-                found.switched.append((name, target, count))
+                wiring.switched.append((name, target, count))
             elif kind == _CPU:
-                found.hosted.append((name, count))
+                wiring.hosted.append((name, count))
             else:
                 missing[target] = None
     if to_itself:
-        found.said.append(
+        wiring.said.append(
             f"NVLinks of {errors.few(to_itself, 3)} lead to the GPU itself in the file, so that they join no two GPUs "
             "here; where a bridge joins two, give nvidia-smi topo -m"
         )
     if missing:
-        found.said.append(
+        wiring.said.append(
             f"NVLinks lead to {errors.few(missing, 3)}, which the file does not have, and are left out: did the job "
             "see all GPUs (CUDA_VISIBLE_DEVICES)?"
         )
-    return found
+    return wiring

@@ -63,8 +63,8 @@ class XmlMachine:
         self.cpu = next(iter(root.findall("cpu")), ET.Element("cpu"))
         self._walk_all(root)
         # NCCL dumps the ids of what it finds, RCCL the architecture; in a file that people write NVLink is filled in.
-        found = any(part.get("device") for part in root.iter("pci")) or any(gpu.get("gcn") for gpu in root.iter("gpu"))
-        self.written = root.get("source") is None and not found
+        dumped = any(part.get("device") for part in root.iter("pci")) or any(gpu.get("gcn") for gpu in root.iter("gpu"))
+        self.written = root.get("source") is None and not dumped
         codes = {gpu.get("gcn", "").removeprefix("gfx") for _, gpu in self.gpus.values()}
         self.kind = gpu_file.named(gpu) if gpu else pci.only_gpu(self.ids, codes, path)
         self.device = self.kind.name
@@ -180,16 +180,16 @@ class XmlMachine:
 
     def _nvlinks(self) -> None:
         """Bundles between GPUs, and to what else their NVLinks lead."""
-        found = wires.wired(self.gpus, self.number)
+        wiring = wires.wired(self.gpus, self.number)
         kind = "xgmi" if any(gpu.find("xgmi") is not None for _, gpu in self.gpus.values()) else "nvlink"
         rate = self._wire(kind)
-        switches = {target: self._new("nvswitch", "nvswitch") for target in found.switches}
-        self.links += [(a, b, kind, rate * count) for (a, b), count in found.pairs.items()]
-        self.links += [(gpu, switches[target], kind, rate * count) for gpu, target, count in found.switched]
-        self.links += [(gpu, self.homes[gpu], kind, rate * count) for gpu, count in found.hosted]
+        switches = {target: self._new("nvswitch", "nvswitch") for target in wiring.switches}
+        self.links += [(a, b, kind, rate * count) for (a, b), count in wiring.pairs.items()]
+        self.links += [(gpu, switches[target], kind, rate * count) for gpu, target, count in wiring.switched]
+        self.links += [(gpu, self.homes[gpu], kind, rate * count) for gpu, count in wiring.hosted]
         self._coherent()
-        self.assumed += found.said
-        if found.switched and self.device.startswith(("GB200", "GB300")) and wires.TRAY not in self.assumed:
+        self.assumed += wiring.said
+        if wiring.switched and self.device.startswith(("GB200", "GB300")) and wires.TRAY not in self.assumed:
             self.assumed.append(wires.TRAY)
 
     def _coherent(self) -> None:
@@ -205,11 +205,11 @@ class XmlMachine:
     def _wire(self, kind: str) -> float:
         """GB/s of one link and direction between these GPUs."""
         if kind == "xgmi":
-            told = next((rate for start, rate in _XGMI.items() if self.device.startswith(start)), None)
-            if told is None:
+            xgmi_rate = next((rate for start, rate in _XGMI.items() if self.device.startswith(start)), None)
+            if xgmi_rate is None:
                 self.assumed.append(f"an xGMI of {self.device} carries {_XGMI['MI30']:g} GB/s, as between MI300X")
-            return told or _XGMI["MI30"]
-        return next((_NVLINK[one] for one in sorted(_NVLINK, reverse=True) if one <= self.kind.sm), 20.0)
+            return xgmi_rate or _XGMI["MI30"]
+        return next((_NVLINK[sm] for sm in sorted(_NVLINK, reverse=True) if sm <= self.kind.sm), 20.0)
 
     def _board(self) -> None:
         """What joins the GPUs where the file has no place for it; what looks wrong where it has."""
@@ -229,10 +229,10 @@ class XmlMachine:
                 f"no {wire} joins the GPUs, as the file has it; a {kind.name} has {wire}: is it working{hides}?"
             )
             return
-        found = boards.board(kind.name, len(self.gpus))
-        if found is not None and not found.switched and {f"{a}-{b}" for a, b, _ in found.pairs} < set(self.joins):
-            found = None  # joined otherwise
-        if found is None:
+        board = boards.board(kind.name, len(self.gpus))
+        if board is not None and not board.switched and {f"{a}-{b}" for a, b, _ in board.pairs} < set(self.joins):
+            board = None  # joined otherwise
+        if board is None:
             if "PCIe" in kind.name or "RTX" in kind.name:
                 self.assumed.append(f"no {wire} bridge joins the GPUs: the file has the PCI tree alone")
                 return
@@ -240,19 +240,19 @@ class XmlMachine:
                 f"{self.path}: {self.left}, and no shipped machine says how {len(self.gpus)} {kind.name} "
                 f"are joined by {wire}; give what NCCL_TOPO_DUMP_FILE writes on the machine"
             )
-        missing = [f"{a}-{b}" for a, b, _ in found.pairs if self.joins and f"{a}-{b}" not in self.joins]
+        missing = [f"{a}-{b}" for a, b, _ in board.pairs if self.joins and f"{a}-{b}" not in self.joins]
         if missing:
             raise TopologyError(
-                f"{self.path}: {wire} joins {len(found.pairs)} pairs of GPUs of {found.name}, and here not "
+                f"{self.path}: {wire} joins {len(board.pairs)} pairs of GPUs of {board.name}, and here not "
                 f"{missing[0]} and others, {len(missing)} in all; give what NCCL_TOPO_DUMP_FILE writes on the machine"
             )
         names = [name for name, _ in self.gpus.values()]
-        if found.switched:
+        if board.switched:
             switch = self._new("nvswitch", "nvswitch")
-            self.links += [(name, switch, found.kind, found.switched) for name in names]
-        self.links += [(names[a], names[b], found.kind, rate) for a, b, rate in found.pairs]
-        self.sources[found.kind] = f"assumed: {found.name}; {self.left}"
-        self.assumed.append(f"{wire} between the GPUs is that of {found.name}: {self.left}")
+            self.links += [(name, switch, board.kind, board.switched) for name in names]
+        self.links += [(names[a], names[b], board.kind, rate) for a, b, rate in board.pairs]
+        self.sources[board.kind] = f"assumed: {board.name}; {self.left}"
+        self.assumed.append(f"{wire} between the GPUs is that of {board.name}: {self.left}")
 
     def _inactive(self) -> None:
         """NVLinks that nvidia-smi nvlink -s says do not work, which only the shipped board counts as working."""
@@ -314,16 +314,16 @@ class XmlMachine:
         unknown = [name for name in self.parts["nic"] if not self.rates[name]]
         for device_id in sorted({self.nic_ids[name] for name in unknown}):
             alike = [name for name in unknown if self.nic_ids[name] == device_id]
-            found = boards.nic_rate(self.device, len(self.gpus), device_id, self.speaks[alike[0]])
-            if found is None or not found.rate:
-                differ = f", and shipped machines with these GPUs have {found.why} Gb/s" if found else ""
+            usual = boards.nic_rate(self.device, len(self.gpus), device_id, self.speaks[alike[0]])
+            if usual is None or not usual.rate:
+                differ = f", and shipped machines with these GPUs have {usual.why} Gb/s" if usual else ""
                 raise TopologyError(
                     f"{self.path}: does not say the rate of {errors.several(len(alike), 'NIC')}{differ}; say --nics, "
                     f"such as --nics {len(self.parts['nic'])}x400Gb/s"
                 )
             slot = min((rate for a, _, kind, rate in self.links if a in alike and kind == "pcie"), default=0.0)
-            rate = boards.carried(found.rate, slot) if slot and not self.guessed else found.rate
-            why = found.why if rate == found.rate else f"which is what a slot of {slot:.4g} GB/s carries of {found.why}"
+            rate = boards.carried(usual.rate, slot) if slot and not self.guessed else usual.rate
+            why = usual.why if rate == usual.rate else f"which is what a slot of {slot:.4g} GB/s carries of {usual.why}"
             for name in alike:
                 self.rates[name] = rate
                 self.sources[name] = f"assumed: {why}"
@@ -338,11 +338,11 @@ class XmlMachine:
         if not speaks:
             return "none", ""
         alike = boards.nic_rate(self.device, len(self.gpus), "", speaks[0])
-        told, guess = pci.net_of(speaks, self.kind.sm, alike.net if alike else "")
-        kept = [self.direct.get(name, True) for name in self.parts["nic"]]
-        if told == pci.GVNIC:
-            return pci.of_google(any(kept), len(kept) < len(self.gpus))
-        return (told, guess) if any(kept) else pci.staged(told, guess)
+        net_word, guess = pci.net_of(speaks, self.kind.sm, alike.net if alike else "")
+        reaches_gpus = [self.direct.get(name, True) for name in self.parts["nic"]]
+        if net_word == pci.GVNIC:
+            return pci.of_google(any(reaches_gpus), len(reaches_gpus) < len(self.gpus))
+        return (net_word, guess) if any(reaches_gpus) else pci.staged(net_word, guess)
 
     def _direct(self) -> None:
         """Say where NICs do not reach GPU memory (``gdr`` of a net is 0): none of them, or some."""

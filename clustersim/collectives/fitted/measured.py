@@ -59,8 +59,8 @@ class MeasuredMachine(msgspec.Struct, frozen=True, eq=False):
         for i, (number, *times) in enumerate(zip(self.numbers, self.seconds, self.before, self.after, strict=True)):
             measured_text, usual, now = map(format_time, times)
             number_text = f"{number.kind} of {format_bytes(number.nbytes)} over {number.nodes} node(s)"
-            known = "with all numbers known" if not self.apart else "with the numbers that are used"
-            yield f"  {number_text}: {measured_text} measured, {usual} as its kind, {now} {known}"
+            condition = "with all numbers known" if not self.apart else "with the numbers that are used"
+            yield f"  {number_text}: {measured_text} measured, {usual} as its kind, {now} {condition}"
             if i in self.apart:
                 yield f"  warning: {number.where} is kept apart and moves nothing: {self.apart[i]}"
 
@@ -106,10 +106,10 @@ def informed(
 ) -> MeasuredMachine:
     """The constants that numbers of a machine make most likely; those that cannot be, or that contradict the others,
     are kept apart and move nothing. Raises as :func:`load`."""
-    choices = [_choice(one, name_or_path, device, dict(fabric)) for one in numbers]
+    choices = [_choice(number, name_or_path, device, dict(fabric)) for number in numbers]
     times = [
-        one.seconds or one.nbytes * bus_factor(one.kind, chosen.group.size) / one.busbw
-        for one, chosen in zip(numbers, choices, strict=True)
+        number.seconds or number.nbytes * bus_factor(number.kind, chosen.group.size) / number.busbw
+        for number, chosen in zip(numbers, choices, strict=True)
     ]
     kind = costs_of(choices[0].group)
     before = [seconds(chosen, kind) for chosen in choices]

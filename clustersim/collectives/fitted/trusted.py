@@ -43,13 +43,17 @@ def impossible(
     ``times``, ``usual`` : (n,) seconds, measured and as their kind takes them.
     """
     apart = {}
-    for i, (one, chosen, time, kind) in enumerate(zip(numbers, choices, times, usual, strict=True)):
+    for i, (number, chosen, time, kind) in enumerate(zip(numbers, choices, times, usual, strict=True)):
         bound = lower_bound(chosen.request, chosen.group)
-        what = f"{one.kind} of {format_bytes(one.nbytes)} over {one.nodes} node(s) in {format_time(time)}"
+        measurement = (
+            f"{number.kind} of {format_bytes(number.nbytes)} over {number.nodes} node(s) in {format_time(time)}"
+        )
         if time < bound:
-            apart[i] = f"{what} is faster than the wires allow, {format_time(bound)} at line rate"
+            apart[i] = f"{measurement} is faster than the wires allow, {format_time(bound)} at line rate"
         elif time > SLOWEST * kind:
-            apart[i] = f"{what} is more than {SLOWEST:.0f} times what machines of its kind take, {format_time(kind)}"
+            apart[i] = (
+                f"{measurement} is more than {SLOWEST:.0f} times what machines of its kind take, {format_time(kind)}"
+            )
     return apart
 
 
@@ -153,8 +157,8 @@ def _likeliest_slips(off: Floats, covariance: Floats) -> frozenset[int]:
 
 def _beyond(k: int, off: Floats, covariance: Floats, used: Ints) -> float:
     """ln(measured / expected) of number ``k``, given the numbers ``used``."""
-    told = covariance[np.ix_(used, used)]
-    return float(off[k] - covariance[k, used] @ np.linalg.solve(told, off[used]))
+    used_covariance = covariance[np.ix_(used, used)]
+    return float(off[k] - covariance[k, used] @ np.linalg.solve(used_covariance, off[used]))
 
 
 def _reason(time: float, beyond: float, others: bool) -> str:

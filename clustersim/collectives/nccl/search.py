@@ -198,17 +198,17 @@ class _ChannelSearch:
             return None
         pairs = {(a, b): count for a, row in enumerate(view.nvlinks) for b, count in enumerate(row) if a != b}
         full = len(set(pairs.values())) == 1
-        found = replace(self.best, same_channels=False)
+        best = replace(self.best, same_channels=False)
         if not view.nics:
             rings = closed_rings(n) if full else EIGHT_DIES if n == 8 else ()
             crossed = Counter(pair for ring in rings for pair in zip(ring, ring[1:] + ring[:1], strict=True))
             rate = view.link_rate * min((pairs[pair] / times for pair, times in crossed.items()), default=0.0)
-            return replace(found, n_channels=len(rings), bw_intra=rate, bw_inter=rate, orders=rings) if rate else None
+            return replace(best, n_channels=len(rings), bw_intra=rate, bw_inter=rate, orders=rings) if rate else None
         if not full or len(view.nics) < n:
             return None
         rate = view.link_rate * pairs[0, 1]
         return replace(
-            found,
+            best,
             n_channels=n,
             bw_intra=rate,
             bw_inter=min(rate, *(nic.bandwidth for nic in view.nics)),

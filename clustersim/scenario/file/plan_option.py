@@ -47,19 +47,19 @@ def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple
     file = folder / FILE
     if not file.is_file():
         raise ScenarioError(_no_plan(folder))
-    kept = decoded(text_of(file, ScenarioError), _NumberedRows, f"{file}: is damaged", ScenarioError)
-    if not kept.front:
+    answer = decoded(text_of(file, ScenarioError), _NumberedRows, f"{file}: is damaged", ScenarioError)
+    if not answer.front:
         raise ScenarioError(f"{file}: has no front; did any option fit?")
     others = [
         _PlanScenario(other.scenario, other.path, other.option)
-        for other in kept.alternatives
+        for other in answer.alternatives
         if not isinstance(other.scenario, msgspec.UnsetType)
     ]
-    rows = [*kept.front, *others]
+    rows = [*answer.front, *others]
     if place > len(rows):
         beside = f" and {len(others)} others were run" if others else ""
         raise ScenarioError(
-            f"{file}: the front has {len(kept.front)} options{beside}, so there is no {place} (at --option)"
+            f"{file}: the front has {len(answer.front)} options{beside}, so there is no {place} (at --option)"
         )
     row = rows[place - 1]
     return from_table(row.scenario, os.path.normpath(folder / row.path), changes), row.option

@@ -240,9 +240,9 @@ def _explain(message: str, table: Table, struct: type, file: str, root: str, cha
             nothing = "=" if isinstance(kind_key, OptionKey) else " = None"
             wrong += f"; {source_of(type(kind_key)(f'{table_at}.{name}'))}{nothing} takes it away"
         path += f".{name}"
-        made = next((key for key in changed if key.startswith(f"{root}{path}.".removeprefix("$."))), None)
-        if made is not None:  # the table is there by a change alone
-            return ScenarioError(f"{source_of(made)}: {wrong} (at {root}{path})")
+        changed_key = next((key for key in changed if key.startswith(f"{root}{path}.".removeprefix("$."))), None)
+        if changed_key is not None:  # the table is there by a change alone
+            return ScenarioError(f"{source_of(changed_key)}: {wrong} (at {root}{path})")
     elif match := re.fullmatch(r"Object missing required field `(.*)`", problem):
         wrong = f"missing field {match.group(1)!r}; a table here holds {', '.join(fields_of(kind) or ['nothing'])}"
     elif problem.startswith("Invalid enum value"):

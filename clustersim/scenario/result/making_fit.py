@@ -47,46 +47,47 @@ def making_fit(result: Result) -> Iterator[str]:
     reliefs = sorted((relief for relief in _reliefs(result) if relief.at_most > 0), key=lambda relief: -relief.at_most)
     if not reliefs:
         return
-    told = ", ".join(map(str, reliefs))
+    listed = ", ".join(map(str, reliefs))
     enough = "" if reliefs[0].at_most >= missing else "; none of them is enough alone"
-    yield f"to make room for {format_bytes(missing)}: {told}{enough} (`clustersim memory --set` says what each leaves)"
+    advice = "(`clustersim memory --set` says what each leaves)"
+    yield f"to make room for {format_bytes(missing)}: {listed}{enough} {advice}"
 
 
 def _reliefs(result: Result) -> Iterator[Relief]:
     """Every change that applies to this recipe."""
-    held = result.memory.at_peak()
+    at_peak = result.memory.at_peak()
     file = result.scenario.file
     config = result.scenario.config
     samples = config.micro_batch_size
     if samples > 1:
         fewer = samples // 2
-        freed = _sum(held, OF_SAMPLES) * (1.0 - fewer / samples)
+        freed = _sum(at_peak, OF_SAMPLES) * (1.0 - fewer / samples)
         yield _laid_out(result, "strategy.micro_batch_size", fewer, freed)
     recomputes = file.model.activation_checkpointing != "none"
     if file.parallel is not None:
         recomputes = recomputes or file.parallel.recompute_granularity is not None
     if not recomputes:
-        yield _laid_out(result, "model.activation_checkpointing", "full", held.get("activations", 0.0))
-    yield from _of_split(result, held)
+        yield _laid_out(result, "model.activation_checkpointing", "full", at_peak.get("activations", 0.0))
+    yield from _of_split(result, at_peak)
 
 
-def _of_split(result: Result, held: Mapping[str, float]) -> Iterator[Relief]:
+def _of_split(result: Result, at_peak: Mapping[str, float]) -> Iterator[Relief]:
     """What sharding over data-parallel ranks, sequence parallelism and a further split free."""
     parallel = result.scenario.file.parallel
     kind = result.scenario.strategy.name
     ranks = result.prepared.mesh.size("dp")
     if parallel is not None and parallel.tp > 1 and not parallel.sequence_parallel:
-        freed = held.get("activations", 0.0) * (1.0 - 1.0 / parallel.tp)
+        freed = at_peak.get("activations", 0.0) * (1.0 - 1.0 / parallel.tp)
         yield _laid_out(result, "parallel.sequence_parallel", True, freed)
     if kind == "ddp" and ranks > 1:
         if parallel is None:
-            yield Relief(f"strategy.kind = 'fsdp' over {ranks} ranks", _sum(held, OF_STATES) * (1.0 - 1.0 / ranks))
+            yield Relief(f"strategy.kind = 'fsdp' over {ranks} ranks", _sum(at_peak, OF_STATES) * (1.0 - 1.0 / ranks))
         elif not parallel.use_distributed_optimizer:
-            freed = _sum(held, OF_OPTIMIZER) * (1.0 - 1.0 / ranks)
+            freed = _sum(at_peak, OF_OPTIMIZER) * (1.0 - 1.0 / ranks)
             yield _laid_out(result, "parallel.use_distributed_optimizer", True, freed, f" over {ranks} ranks")
     if parallel is not None:
         gpus = "" if ranks % 2 == 0 else " on twice the GPUs"
-        yield Relief(f"parallel.pp = {2 * parallel.pp}{gpus}", 0.5 * _sum(held, OF_STATES))
+        yield Relief(f"parallel.pp = {2 * parallel.pp}{gpus}", 0.5 * _sum(at_peak, OF_STATES))
 
 
 def _laid_out(result: Result, field: str, value: str | float, bound: float, suffix: str = "") -> Relief:
@@ -99,6 +100,6 @@ def _laid_out(result: Result, field: str, value: str | float, bound: float, suff
     return Relief(change, result.memory.total - after, exact=True)
 
 
-def _sum(held: Mapping[str, float], parts: tuple[str, ...]) -> float:
+def _sum(at_peak: Mapping[str, float], parts: tuple[str, ...]) -> float:
     """Bytes of some parts together."""
-    return sum(held.get(part, 0.0) for part in parts)
+    return sum(at_peak.get(part, 0.0) for part in parts)

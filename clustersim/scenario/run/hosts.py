@@ -24,10 +24,10 @@ def host_memory(topology: Topology, mesh: Mesh, rank_bytes: float) -> HostMemory
     nodes = topology.vertex_node[mesh.gpus[: mesh.workers]]
     kept_bytes = rank_bytes * int(np.bincount(nodes[nodes >= 0]).max())
     rooms = [topology.node_types[node].host_memory for node in np.unique(nodes[nodes >= 0]).tolist()]
-    said = [room for room in rooms if room is not None]
-    least = min(said, default=None)
-    known = len(said) == len(rooms) or (least is not None and least < kept_bytes)
-    return HostMemory(kept_bytes, least if known else None)
+    stated_rooms = [room for room in rooms if room is not None]
+    least = min(stated_rooms, default=None)
+    is_known = len(stated_rooms) == len(rooms) or (least is not None and least < kept_bytes)
+    return HostMemory(kept_bytes, least if is_known else None)
 
 
 CopyRates: TypeAlias = tuple[float, float]

@@ -60,13 +60,13 @@ class StepFit(msgspec.Struct, frozen=True):
     steps: tuple[TimedStep, ...]
 
     def __str__(self) -> str:
-        said = "; ".join(
+        times = "; ".join(
             f"{step.title} took {format_time(step.measured)}, {step.usual / step.measured - 1:+.0%} as usual, "
             f"{step.fitted / step.measured - 1:+.0%} so"
             for step in self.steps
         )
         kernels = f"kernels take {self.kernels:.2f} and the host's calls {self.host:.2f} times the usual"
-        return f"measured steps: {kernels} ({said})"
+        return f"measured steps: {kernels} ({times})"
 
 
 def informed(scenario: Scenario) -> Scenario:
@@ -97,14 +97,14 @@ class _Told:
 
 
 @lru_cache(maxsize=32)
-def _fit(key: str, path: str, told: _Told) -> StepFit:
-    base = from_table(told.table, path, told.own)
+def _fit(key: str, path: str, tables: _Told) -> StepFit:
+    base = from_table(tables.table, path, tables.own)
     measured = base.file.measured
     timed_steps = () if measured is None else measured.steps
     runs = []
     for i, step in enumerate(timed_steps):
         with base.at(f"$.measured.steps[{i}].set"):
-            runs.append(from_table(told.table, path, {**told.own, **step.set}))
+            runs.append(from_table(tables.table, path, {**tables.own, **step.set}))
     times = np.array([float(step.time) for step in timed_steps])
     for i, (run, time) in enumerate(zip(runs, times.tolist(), strict=True)):
         _possible(run, time, i)
