@@ -8,10 +8,10 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from clustersim.calibrate.capture.parts import Budget, CaptureFile
+from clustersim.calibrate.capture.parts import Budget, CaptureFile, CaptureRow
 from clustersim.calibrate.capture.world import World, loops_for
 
-Case = tuple[dict[str, Any], Callable[[], Callable[[], Any]]]
+Case = tuple[CaptureRow, Callable[[], Callable[[], Any]]]
 """What is measured (op, shape, dtype, flops, bytes of one call), and how to make the call."""
 
 
@@ -31,8 +31,8 @@ def capture_compute(world: World, part: CaptureFile, seconds: float) -> None:
 
 
 def _measure(
-    world: World, case_fields: dict[str, Any], make: Callable[[], Callable[[], Any]], seconds: float
-) -> dict[str, Any]:
+    world: World, case_fields: CaptureRow, make: Callable[[], Callable[[], Any]], seconds: float
+) -> CaptureRow:
     """One row; a case that does not fit or that the device does not have says so."""
     try:
         call = make()
@@ -53,7 +53,9 @@ def _measure(
     row = {**case_fields, "time": usual * 1e6, "time_min": min(times) * 1e6, "time_max": max(times) * 1e6}
     if not world.on_gpu and world.torch.get_num_threads() == 1:
         row["time_cpu"] = min(busy) * 1e6  # without what other processes of the machine took
-    return row | {"iterations": repeats * loops, "FLOPS": case_fields.get("flops", 0.0) / usual}
+    flops = case_fields.get("flops", 0.0)
+    done = flops / usual if isinstance(flops, float) else 0.0
+    return row | {"iterations": repeats * loops, "FLOPS": done}
 
 
 def _cases(torch: Any, device: Any) -> Iterator[Case]:
@@ -87,7 +89,7 @@ def _gemms(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     ]
     for m, n, k in shapes:
         for name, dtype in _dtypes(torch, device):
-            case_fields = {
+            case_fields: CaptureRow = {
                 "op": "gemm",
                 "m": m,
                 "n": n,
@@ -112,7 +114,7 @@ def _attention(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     for batch, heads, tokens, width in sizes:
         for name, dtype in _dtypes(torch, device):
             for causal in (False, True):
-                case_fields = {
+                case_fields: CaptureRow = {
                     "op": "attention",
                     "batch": batch,
                     "heads": heads,
@@ -149,7 +151,7 @@ def _memory_bound(torch: Any, device: Any, big: bool) -> Iterator[Case]:
         for name, dtype in _dtypes(torch, device)[:2]:
             for op, (run, passes) in ops.items():
                 nbytes = float(passes * elements * dtype.itemsize)
-                case_fields = {"op": op, "elements": elements, "dtype": name, "bytes": nbytes}
+                case_fields: CaptureRow = {"op": op, "elements": elements, "dtype": name, "bytes": nbytes}
 
                 def make(n: int = elements, dtype: Any = dtype, run: Any = run) -> Callable[[], Any]:
                     """The op on about ``n`` random elements, in rows of 1024."""
@@ -168,7 +170,7 @@ def _optimizers(torch: Any, device: Any, big: bool) -> Iterator[Case]:
             ("adamw", {"fused": True}),
             ("adamw", {"foreach": True}),
         ):
-            case_fields = {
+            case_fields: CaptureRow = {
                 "op": f"optimizer_{op}",
                 "parameters": parameters,
                 "dtype": "fp32",

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from clustersim.calibrate.capture.parts import CaptureRow
 from clustersim.calibrate.capture.world import World
 from clustersim.collectives.mpi_rules import kinds
 from clustersim.core.errors import ClusterSimError
@@ -75,11 +76,11 @@ class MpiWorld(World):
         """What is measured where not everything is: kinds with a forced algorithm."""
         return tuple(forced(os.environ))
 
-    def setting(self, kind: str) -> dict[str, Any]:
+    def setting(self, kind: str) -> CaptureRow:
         """What a row says of how it ran."""
         return {"transport": transport(os.environ), "algorithm": forced(os.environ).get(kind, "")}
 
-    def versions(self) -> dict[str, Any]:
+    def versions(self) -> dict[str, str]:
         """Of the library that is measured."""
         version_words = self.mpi.Get_library_version().split(",")[0].split()
         return {"mpi": " ".join(version_words[:3])}

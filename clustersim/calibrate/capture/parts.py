@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO, TypeAlias
 
 from clustersim.core.errors import TraceError
 from clustersim.core.outputs import fresh
@@ -17,6 +17,9 @@ VERSION = 1
 PARTS = ("collectives", "compute", "steps")
 """What can be measured, each a file."""
 
+CaptureRow: TypeAlias = dict[str, "CaptureValue"]
+CaptureValue: TypeAlias = "str | float | list[str] | list[int] | dict[str, str] | None"
+"""What a line says, by name: a number, a text, a shape, settings."""
 PARTIAL = ".partial"
 """Ending of a part that is not finished."""
 
@@ -40,7 +43,7 @@ class CaptureFile:
     Only rank 0 holds one; ``CaptureFile(None, ...)`` takes everything and keeps nothing.
     """
 
-    def __init__(self, folder: Path | None, name: str, fields: dict[str, Any]) -> None:
+    def __init__(self, folder: Path | None, name: str, fields: CaptureRow) -> None:
         self.path = folder / f"{name}.jsonl" if folder is not None else None
         self.file: TextIO | None = None
         self.rows = 0
@@ -51,7 +54,7 @@ class CaptureFile:
                 raise _cannot(self.path, error) from None
             self.write({"clustersim_capture": VERSION, "part": name, **fields})
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, row: CaptureRow) -> None:
         """Append a line. Raises :class:`TraceError` where the disk is full; what was written stays."""
         if self.file is None or self.path is None:
             return

@@ -8,9 +8,8 @@ import platform
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
-from clustersim.calibrate.capture.parts import VERSION, write_whole
+from clustersim.calibrate.capture.parts import VERSION, CaptureRow, write_whole
 from clustersim.calibrate.capture.world import World
 
 SETTINGS = (
@@ -32,7 +31,7 @@ SETTINGS = (
 """Beginnings of environment variables that change times; no others are written down."""
 
 
-def write_provenance(world: World, folder: Path, options: dict[str, Any]) -> None:
+def write_provenance(world: World, folder: Path, options: CaptureRow) -> None:
     """``provenance.json``, with one entry per machine; hosts are numbered, not named."""
     world.say("versions, clocks and wiring")
     own_machine = _machine(world) if world.local_rank == 0 else None
@@ -50,7 +49,7 @@ def write_provenance(world: World, folder: Path, options: dict[str, Any]) -> Non
         write_whole(folder / "provenance.json", json.dumps(document, indent=2, default=str).encode() + b"\n")
 
 
-def _machine(world: World) -> dict[str, Any]:
+def _machine(world: World) -> CaptureRow:
     torch = world.torch
     return {
         "versions": {"python": platform.python_version(), **world.versions(), "kernel": platform.release()},

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from clustersim.calibrate.capture import gpt
-from clustersim.calibrate.capture.parts import Budget, CaptureFile, write_whole
+from clustersim.calibrate.capture.parts import Budget, CaptureFile, CaptureRow, write_whole
 from clustersim.calibrate.capture.world import World, agreed, repeats_for
 from clustersim.core.errors import TraceError
 
@@ -182,7 +182,7 @@ def capture_steps(world: World, part: CaptureFile, folder: Path, seconds: float)
         )
 
 
-def _mode(world: World, build: Any, shape: gpt.GptShape, tokens: Any, folder: Path, seconds: float) -> dict[str, Any]:
+def _mode(world: World, build: Any, shape: gpt.GptShape, tokens: Any, folder: Path, seconds: float) -> CaptureRow:
     """One strategy's row. Ranks agree after building and after warming up, so that one's failure stops all."""
     step, problem = agreed(world, FAILURES, lambda: build(world, shape, tokens))
     if problem:

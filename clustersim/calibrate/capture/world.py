@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from clustersim.calibrate.capture.parts import CaptureRow
 from clustersim.calibrate.capture.slurm import as_torchrun, own_card
 from clustersim.core.errors import ClusterSimError, needs
 
@@ -88,15 +89,15 @@ class World:
         """What is measured where not everything is; empty for all."""
         return ()
 
-    def said(self) -> dict[str, Any]:
+    def said(self) -> CaptureRow:
         """What the head of a part says."""
         return {"backend": self.backend, "device": self.device.type, "ranks": self.size, "nodes": self.nodes}
 
-    def setting(self, kind: str) -> dict[str, Any]:
+    def setting(self, kind: str) -> CaptureRow:
         """What a row says of how it ran; nothing where the library alone chooses."""
         return {}
 
-    def versions(self) -> dict[str, Any]:
+    def versions(self) -> dict[str, str]:
         """Of the libraries that are measured."""
         nccl = self.torch.cuda.nccl.version() if self.on_gpu and self.backend == "nccl" else ()
         return {"torch": self.torch.__version__, "cuda": self.torch.version.cuda, "nccl": ".".join(map(str, nccl))}
