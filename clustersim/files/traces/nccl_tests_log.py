@@ -99,13 +99,8 @@ def read(path: Path) -> Samples:
             tables = tables + 1
         elif columns and line[0].isdigit():
             begun, words = _whole_row(begun, line, words, columns)
-            if begun:
-                continue
-            cells = _by_name(words, columns)
-            if cells is None:
-                sieve.skip("a row that is cut off, or has columns its header does not name")
-            else:
-                rows.append(_Row(cells, run.kind, f"{path}:{number}", run.settings))
+            if not begun:
+                rows += _row_of(_by_name(words, columns), run, f"{path}:{number}", sieve)
         elif match := _START.match(line):  # the lines that name its program and library come before this one
             _table(rows, run, sieve, str(path), notes)
             run = NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env, run.own, started=True)
@@ -120,6 +115,14 @@ def read(path: Path) -> Samples:
         _ask(f"{path}:{bare}", sieve, notes)
     notes += _ending(path, sieve, own=own > 0)
     return sieve.done(str(path), notes)
+
+
+def _row_of(cells: Cells | None, run: NcclTestsRun, source: str, sieve: SampleSieve) -> list[_Row]:
+    """The row of these cells; none of a line that has no cell for each column."""
+    if cells is None:
+        sieve.skip("a row that is cut off, or has columns its header does not name")
+        return []
+    return [_Row(cells, run.kind, source, run.settings)]
 
 
 def _ending(path: Path, sieve: SampleSieve, *, own: bool) -> Iterator[str]:
