@@ -162,15 +162,13 @@ def shape_of(scenario: Scenario) -> ModelShape:
         transformer.layers,
         model.seq_len,
         transformer.d_model,
-        gcd(*(attention.heads for attention in transformer.attentions)),
+        gcd(*(block.heads for block in transformer.attentions)),
         transformer.kv_heads,
         ffn=0 if experts and experts.are_in(0) else gcd(*transformer.widths) or transformer.d_ff,
         experts=experts.count if experts else 0,
         moe_ffn=experts.width if experts else 0,
         shared_ffn=experts.shared if experts else 0,
-        kv_heads_of=tuple(
-            attention.kv_heads for attention in transformer.attentions if attention.kv_heads != transformer.kv_heads
-        ),
+        kv_heads_of=tuple(b.kv_heads for b in transformer.attentions if b.kv_heads != transformer.kv_heads),
     )
 
 
