@@ -114,6 +114,10 @@ SEEING = {
 KINDS = [kind for kind in sorted(by_type()) if built(kind) and kind not in PARTS and kind not in SEEING]
 
 
+COMPRESSED = ("compressed_sparse_attention", "heavily_compressed_attention")
+"""Words for blocks of DeepSeek-V4 that see compressed keys."""
+
+
 def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
     """A small config of a type: every dimension of its class drawn anew, some optional fields left out."""
     fields = fields_of(kind).fields
@@ -277,6 +281,15 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         if rng.random() < 0.5:
             config["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=layers)
             config["indexer_types"] = ["full", *rng.choices(["full", "shared"], k=layers - 1)]
+    if kind == "deepseek_v4":
+        config |= {"hc_mult": rng.choice([2, 4]), "o_groups": rng.choice([1, 2]), "o_lora_rank": 24, "head_dim": 16}
+        config |= {"n_shared_experts": 1, "num_key_value_heads": 1, "hc_sinkhorn_iters": rng.choice([1, 3])}
+        config |= rng.choice([{}, {"compress_rates": {name: 2 + i for i, name in enumerate(COMPRESSED)}}])
+        config |= rng.choice([{}, {"partial_rotary_factor": 0.5}, {"qk_rope_head_dim": 4}])
+        words = [*COMPRESSED, "sliding_attention"]
+        config |= rng.choice([{}, {"layer_types": rng.choices(words, k=layers)}])
+        if "layer_types" not in config:
+            config |= rng.choice([{}, {"compress_ratios": rng.choices([0, 4, 128], k=layers + 1)}])
     if kind == "glm_moe_dsa":
         config |= indexers_of_some(layers, rng)
     if kind == "gemma4_text":
@@ -432,7 +445,7 @@ OTHERWISE = {
     "jamba", "bamba", "falcon_h1", "granitemoehybrid", "minimax", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
     "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "llama4_text",
     "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "hy_v4", "lara_mini", "lfm3", "olmo_hybrid",
-    "minimax_m3_vl_text", *IMAGES,
+    "minimax_m3_vl_text", "deepseek_v4", *IMAGES,
 }  # fmt: skip
 """Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
 token, sparse attention as a mask; and vit, which reads no tokens."""

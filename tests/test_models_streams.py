@@ -1,4 +1,4 @@
-"""Hyper-connections (Hy4): against torch's own counters and what a trace of transformers' class says."""
+"""Hyper-connections (Hy4, DeepSeek-V4): against torch's own counters and what a trace of transformers' class says."""
 
 from __future__ import annotations
 
@@ -45,6 +45,30 @@ CONFIG: dict[str, Any] = {
 }
 
 
+MIXED: dict[str, Any] = {
+    "model_type": "deepseek_v4",
+    "head_dim": 64,
+    "o_groups": 2,
+    "o_lora_rank": 32,
+    "sliding_window": 64,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
+    "num_hidden_layers": 3,
+    "index_topk": 8,
+    "hc_sinkhorn_iters": 20,
+    **{
+        name: CONFIG[name]
+        for name in CONFIG
+        if name.startswith(
+            ("vocab", "hidden", "moe", "n_", "num_e", "num_a", "q_lora", "index_head", "index_n", "hc_mu")
+        )
+    },
+    **{name: CONFIG[name] for name in ("swiglu_limit", "tie_word_embeddings", "max_position_embeddings")},
+    **{name: CONFIG[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+}
+"""A DeepSeek-V4 with a block of each kind: its streams are mixed."""
+
+
 def made(**how: Any) -> Model:
     return from_hf(CONFIG, seq_len=TOKENS, **how)
 
@@ -88,6 +112,43 @@ def test_flops_are_those_that_torch_counts() -> None:
     scores = sum(k.flops for k in kernels if k.name == "index_scores")
     blocks = sum(k.name == "index_scores" for k in kernels)
     assert ours + scores + blocks * 2 * CONFIG["index_n_heads"] * TOKENS**2 == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("length", [TOKENS, 18])
+def test_flops_of_compressed_keys_and_mixed_streams_are_those_that_torch_counts(length: int) -> None:
+    torch = pytest.importorskip("torch", reason="the class is torch's")
+    transformers = pytest.importorskip("transformers", reason="the class is transformers'")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = transformers.DeepseekV4Config(**{name: value for name, value in MIXED.items() if name != "model_type"})
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    whole = transformers.DeepseekV4ForCausalLM._from_config(config, **how)
+    with FlopCounterMode(display=False) as counter:
+        whole(input_ids=torch.ones(1, length, dtype=torch.long), use_cache=False)
+    kernels = [k for layer in from_hf(MIXED, seq_len=length, attention="eager").layers for k in layer.kernels]
+    ours = sum(k.flops for k in kernels if not k.name.endswith("latent_norm"))
+    # Its indexer scores masked keys, too.
+    masked = sum(2 * k.batch * k.m * k.n * k.k - k.flops for k in kernels if k.name == "index_scores")
+    assert ours + masked == counter.get_total_flops()
+
+
+def test_a_query_sees_its_window_and_the_compressed_keys_before_it() -> None:
+    blocks = [layer for layer in from_hf(MIXED, seq_len=TOKENS).layers if layer.kind == "block"]
+    heads = 4.0 * MIXED["num_attention_heads"] * MIXED["head_dim"]
+    window = 64 * TOKENS - 64**2 / 2
+    every = sum((token + 1) // 16 for token in range(TOKENS))
+    chosen = sum(min(8, (token + 1) // 4) for token in range(TOKENS))
+    pairs = [k.flops / heads for layer in blocks for k in layer.kernels if k.name == "attention"]
+    assert pairs == [window, window + every, window + chosen]
+
+
+def test_each_iteration_of_sinkhorn_divides_rows_and_columns() -> None:
+    def launched(iterations: int) -> int:
+        """Kernels forward of a block."""
+        model = from_hf(MIXED | {"hc_sinkhorn_iters": iterations}, seq_len=TOKENS)
+        return sum(k.launches for k in model.layers[1].kernels)
+
+    assert launched(20) - launched(19) == 2 * 2 * 3  # halves, rows and columns, and what a division launches
 
 
 @pytest.mark.slow
@@ -142,3 +203,47 @@ def test_what_streams_may_not_be_is_named() -> None:
         from_hf(CONFIG | {"swiglu_limit": None})
     with pytest.raises(ModelError, match="only 'indexed_attention' is described"):
         from_hf(CONFIG | {"layer_types": ["full_attention", "indexed_attention"]})
+
+
+@pytest.mark.slow
+def test_bytes_of_mixed_streams_are_those_of_a_trace(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the class is transformers'")
+    from clustersim.model.traced import read_traced
+    from clustersim.model.tracing import trace_model
+    from clustersim.model.tracing.inputs import read_input
+    from clustersim.model.tracing.loading import Target, target_of
+    from clustersim.training.memory import layer_bytes
+
+    file = tmp_path / "config.json"
+    file.write_bytes(msgspec.json.encode(MIXED))
+    target = Target(*target_of("transformers:DeepseekV4ForCausalLM"), file, {})
+    traced = trace_model(target, (read_input(f"tokens[1, {TOKENS}]"),), ("bf16",), loss="cross_entropy")
+    written = tmp_path / "x.model.json"
+    written.write_bytes(msgspec.json.encode(traced))
+    run: Any = type("Run", (), {"micro_batch_size": 1, "compiled": False})
+    ours = from_hf(MIXED, seq_len=TOKENS, attention="eager")
+    for layer, theirs in zip(ours.layers[1:], read_traced(written, 0).layers[1:], strict=True):
+        keeps = [sum(k.kept_bytes(0) for k in each.kernels) for each in (layer, theirs)]
+        moves = [sum(k.nbytes + k.backward_nbytes for k in each.kernels) for each in (layer, theirs)]
+        peaks = [layer_bytes(each, run, 0, 4).total for each in (layer, theirs)]
+        assert keeps[0] == pytest.approx(keeps[1], rel=0.04), layer.name
+        assert moves[0] == pytest.approx(moves[1], rel=0.05), layer.name
+        assert peaks[0] == pytest.approx(peaks[1], rel=0.11), layer.name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_types": ["full_attention"] * 3}, "'layer_types' must be 'sliding_attention' or 'compressed_sparse"),
+        ({"layer_types": None, "compress_ratios": [0, 8, 4]}, "'compress_ratios' = .* must be 0, 4 or 128 for each of"),
+        ({"compress_rates": {"compressed_sparse_attention": 0}}, "compress_rates: 'compressed_sparse_attention' = 0"),
+        ({"partial_rotary_factor": 2}, "'partial_rotary_factor' = 2 must be a number above zero, at most 1"),
+        ({"o_groups": 3}, "'o_groups' = 3 does not divide 4 heads evenly"),
+        ({"n_shared_experts": 2}, "'n_shared_experts' = 2 is not described; only 1 is"),
+        ({"num_key_value_heads": 4}, "'num_key_value_heads' = 4 is not described; only 1 is"),
+        ({"mlp_layer_types": ["dense"] * 3}, "'mlp_layer_types' = .* must be 'hash_moe' or 'moe' for each block"),
+    ],
+)
+def test_what_a_deepseek_v4_may_not_be_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        from_hf(MIXED | change)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from clustersim.core.model import Kernel
 from clustersim.model import kernels as K
 from clustersim.model.base import TransformerShape
+from clustersim.model.compressed import compressed
 from clustersim.model.families import families
 from clustersim.model.sizes import Indexer, Latent
 
@@ -34,6 +35,7 @@ def latent_projections(s: TransformerShape, a: Latent) -> K.Kernels:
     else:
         queries = [replace(K.linear("q", t, h, s.width), cut="column")]
     rotated = float(t * (s.heads + 1) * a.rope)
+    rotary = replace(K.memory("rotary", rotated, K.ROTARY[s.implementation == "fused"]), cut="heads", n=a.rope, k=t)
     copied = float(t * s.width) * (1 if s.implementation == "fused" else 2)  # keys, op by op also queries, are joined
     return (
         *queries,
@@ -41,14 +43,15 @@ def latent_projections(s: TransformerShape, a: Latent) -> K.Kernels:
         _latent_norm(s, "kv_latent_norm", a.kv_rank),
         replace(K.linear("kv_up", t, a.kv_rank, s.heads * (a.nope + a.value)), cut="column"),
         # Its n is the width of the rotated keys that all heads share, its k the tokens.
-        replace(K.memory("rotary", rotated, K.ROTARY[s.implementation == "fused"]), cut="heads", n=a.rope, k=t),
+        *((rotary,) if a.rope else ()),
         replace(K.memory("join_heads", copied, K.Passes(2, 2)), cut="heads"),
     )
 
 
 def low_rank_projections(s: TransformerShape) -> K.Kernels:
     """Queries of plain attention through a projection of low rank, its norm, and one up to all heads; keys and values
-    are projections of the block's input (Step 3's multi-matrix factorization attention, arXiv:2507.19427)."""
+    are projections of the block's input (Step 3's multi-matrix factorization attention, arXiv:2507.19427), or one
+    that is both (DeepSeek-V4)."""
     t = s.seq_len
     h = s.d_model
     return (
@@ -56,7 +59,7 @@ def low_rank_projections(s: TransformerShape) -> K.Kernels:
         _latent_norm(s, "q_latent_norm", s.q_rank),
         replace(K.linear("q_up", t, s.q_rank, s.width), cut="column"),
         K.sharing_input(K.linear("k", t, h, s.key_elements)),
-        K.sharing_input(K.linear("v", t, h, s.value_elements)),
+        *((K.sharing_input(K.linear("v", t, h, s.value_elements)),) if s.kv_from == "own" else ()),
     )
 
 
@@ -88,27 +91,37 @@ def indexer_kernels(s: TransformerShape, x: Indexer) -> list[Kernel]:
     Of attention that is not latent (MiniMax-M3) its queries are projected from the block's input, and scores have no
     weights: each head chooses for the query heads that share a key.
 
+    Keys of several tokens are one where ``pool`` says so, by a gate (GLM-5.3) or as the block's own are (DeepSeek-V4).
+
     Its projections are whole on every tensor-parallel rank, and no gradient of the model goes through it.
     """
     t = s.seq_len
-    pairs = float(s.seq_len) ** 2 / 2
-    products = [
-        K.linear("index_q", t, s.latent.q_rank if s.latent else s.d_model, x.heads * x.dim),
-        K.linear("index_k", t, s.d_model, x.dim),
-    ]
-    if s.latent:
+    pairs = float(s.seq_len) ** 2 / 2 / x.pool
+    weighted = bool(s.latent or s.compressor)
+    products = [K.linear("index_q", t, (s.latent.q_rank if s.latent else s.q_rank) or s.d_model, x.heads * x.dim)]
+    pooled: K.Kernels = ()
+    if s.compressor:
+        pooled = tuple(map(_forward_alone, compressed(s, "index_compressed", x.dim)))
+    else:
+        products.append(K.linear("index_k", t, s.d_model, x.dim))
+    if x.pool > 1 and not s.compressor:
+        products.append(K.linear("index_pool_gate", t, s.d_model, x.dim))
+        pooled = (K.memory("index_pooled", float(t * x.dim), K.Passes(9, 0, 6, 0), cut="whole"),)
+    if weighted:
         products.append(K.linear("index_weights", t, s.d_model, x.heads))
     scores = replace(
-        K.batched("index_scores", x.heads, t, t, x.dim),
+        _forward_alone(K.batched("index_scores", x.heads, t, max(1, t // x.pool), x.dim)),
         flops=2.0 * pairs * x.heads * x.dim,
-        backward_flops=0.0,
-        backward_nbytes=0.0,
-        backward_launches=0,
         nbytes=pairs + float(t) * x.heads * x.dim,
         cut="whole",
     )
     chosen = K.memory("index_top_k", pairs, K.Passes(3, 0, 3, 0), cut="whole")
-    return [*(K.sharing_input(product) for product in products), scores, chosen]
+    return [*(K.sharing_input(product) for product in products), *pooled, scores, chosen]
+
+
+def _forward_alone(kernel: Kernel) -> Kernel:
+    """A kernel that no gradient goes through."""
+    return replace(kernel, backward_flops=0.0, backward_nbytes=0.0, backward_launches=0, saved=0.0)
 
 
 def attention(s: TransformerShape) -> K.Kernels:
@@ -118,20 +131,34 @@ def attention(s: TransformerShape) -> K.Kernels:
     if s.qk_norm:
         values = s.value_elements if s.qk_norm_of == "values" else 0
         kernels.append(replace(K.norm(s, "qk_norm", tokens * (s.width + s.key_elements + values)), cut="heads"))
-    if s.positions == "rotary" and not s.latent:
+    if s.rotated:
+        kernels += _partly_rotated(s, s.width + s.key_elements, "rotary")
+    elif s.positions == "rotary" and not s.latent:
         passes = K.WIDE_ROTARY if s.wide_rotation and not s.fuses_rotation else K.ROTARY[s.fuses_rotation]
         kernels.append(K.memory("rotary", tokens * (s.width + s.key_elements), passes, cut="heads"))
     if s.kv_heads < s.heads and not s.fuses and s.attention == "eager":
         # Keys and values are copied out to every query head, which fused attention takes as they are; backward sums
         # the copies.
-        copied = tokens * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim) / 2
+        copied = float(s.keys) * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim) / 2
         kernels.append(K.memory("repeat_kv", copied, K.Passes(2, 2, 2, 2), cut="heads"))
-    return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
+    back = _partly_rotated(s, s.heads * s.value_dim, "rotary_back") if s.rotated else []
+    return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)), *back)
+
+
+def _partly_rotated(s: TransformerShape, width: int, name: str) -> list[Kernel]:
+    """Rotation of some elements of each head in fp32, and their join with the others."""
+    elements = float(s.seq_len * width)
+    share = s.rotated / s.head_dim
+    passes = K.ROTARY[True] if s.fuses_rotation else K.WIDE_ROTARY
+    return [
+        K.memory(name, elements * share, passes, cut="heads"),
+        K.memory(f"{name}_join", elements, K.Passes(2, 2), cut="heads"),
+    ]
 
 
 def _flash(s: TransformerShape) -> K.Kernels:
     flops = 2.0 * s.attended_pairs * s.heads * (s.head_dim + s.value_dim)
-    qkvo = float(s.seq_len) * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim)
+    qkvo = float(s.seq_len * s.heads + s.keys * s.kv_heads) * (s.head_dim + s.value_dim)
     return (
         Kernel(
             "attention",
@@ -154,12 +181,12 @@ def _flash(s: TransformerShape) -> K.Kernels:
 
 def _eager(s: TransformerShape) -> K.Kernels:
     t = s.seq_len
-    square = float(s.heads) * s.seq_len**2
+    square = float(s.heads) * s.seq_len * s.keys
     saved = float(t) * (s.width + s.key_elements + s.value_elements)
     # The softmax's output, and behind a dropout the dropped one with its mask (arXiv:2205.05198).
     square_kept = (2 + K.MASK if s.attn_dropout else 1.0) * square
-    scores = replace(K.batched("scores", s.heads, t, t, s.head_dim), saved=saved)
-    context = K.batched("context", s.heads, t, s.value_dim, t)
+    scores = replace(K.batched("scores", s.heads, t, s.keys, s.head_dim), saved=saved)
+    context = K.batched("context", s.heads, t, s.value_dim, s.keys)
     if s.fuses:
         ops = [K.memory("softmax", square, K.Passes(2, 3), cut="heads")]
     else:

@@ -11,12 +11,14 @@ from clustersim.core.limits import MOST_EXPERTS, MOST_LAYERS, counted
 from clustersim.model.sizes import (
     KV_FROM,
     Bridge,
+    Compressor,
     Delta,
     Experts,
     Heads,
     Indexer,
     Latent,
     LayerInputs,
+    LowRankOutput,
     Patches,
     StateSpace,
 )
@@ -41,9 +43,11 @@ NORM_PLACES = ("before", "after", "both", "parallel", "parallel_two", "one", "af
 (Gemma 2); one for attention and MLP side by side (Command R), or one for each (GPT-NeoX); or one in front of the only
 half that the block has (Mamba). Where blocks differ: behind the halves of those that attend, in front of the others'
 (OLMo Hybrid); in front of all, and behind experts, too (A.X K1)."""
-MIXERS = ("full", "sliding", "chunked", "reused", "delta", "kda", "lightning", "mamba", "mamba2", "conv", "none")
+MIXERS: tuple[str, ...] = ("full", "sliding", "chunked", "reused", "compressed", "compressed_chosen")
+MIXERS += ("delta", "kda", "lightning", "mamba", "mamba2", "conv", "none")
 """How a block mixes tokens. Attention: to all earlier tokens, to a window of them, to those of the same chunk, or to
-those that an earlier block's indexer chose (GLM-5.2). Linear in the sequence's length: gated delta rule (Qwen3-Next)
+those that an earlier block's indexer chose (GLM-5.2); to a window and compressed keys, all or those that an indexer
+chooses (DeepSeek-V4). Linear in the sequence's length: gated delta rule (Qwen3-Next)
 and its kind with a gate per channel (Kimi Linear), lightning attention (MiniMax), state spaces of the first and second
 Mamba, a short convolution (LFM2)."""
 MLPS = ("dense", "experts", "none")
@@ -53,7 +57,9 @@ or has no weight (Llama 4); or values have one, too, that has no weight (Gemma 4
 OUTPUT_GATES = ("", "element", "head")
 """What a gate of attention's output scales: nothing, each element (Trinity), or each head as a whole (Laguna)."""
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
-LIMITED = frozenset(("sliding", "chunked", "reused"))
+COMPRESSED = frozenset(("compressed", "compressed_chosen"))
+"""Kinds of attention that see compressed keys beside a window."""
+LIMITED = COMPRESSED | {"sliding", "chunked", "reused"}
 """Kinds of attention to some of the tokens."""
 ATTENDS = LIMITED | {"full"}
 
@@ -97,8 +103,12 @@ class TransformerShape:
         the shape. value_size : elements of a head's value; 0 for ``head_dim``. kv_from : what makes keys and values,
         of :data:`~clustersim.model.sizes.KV_FROM`.
     inputs : what each block is told of its token. streams : of the residual, by hyper-connections
-        (:mod:`clustersim.model.streams`); 0 for the one that others have.
+        (:mod:`clustersim.model.streams`); 0 for the one that others have. sinkhorn : iterations that make the matrix by
+        which streams are mixed doubly stochastic; 0 where nothing mixes them.
     delta, space, indexer : sizes of the delta rule, of the state space, and of the sparse attention's indexer.
+    compressor, low_output : sizes of compressed keys, and of a projection out by way of a narrower one. rotated :
+        elements of a head that are rotated, and in its output back, as values are rotated with the keys that they are;
+        0 for heads of which all elements count as rotated.
     head_bias : the output projection has a bias. pooling : a tower ends in attention of one learned query.
     tower : what reads images in front of the decoder; images : of a sample.
     attention : ``"flash"`` (one fused kernel) or ``"eager"`` (scores in memory).
@@ -176,9 +186,13 @@ class TransformerShape:
     kv_from: str = "own"
     inputs: LayerInputs | None = None
     streams: int = 0
+    sinkhorn: int = 0
     delta: Delta | None = None
     space: StateSpace | None = None
     indexer: Indexer | None = None
+    compressor: Compressor | None = None
+    low_output: LowRankOutput | None = None
+    rotated: int = 0
     head_bias: bool = False
     pooling: bool = False
     tower: Tower | None = None
@@ -261,8 +275,37 @@ class TransformerShape:
         return bool(self.mixing & ATTENDS)
 
     @property
+    def compression(self) -> int:
+        """Tokens of a compressed key of this block; 0 where it sees none."""
+        if self.compressor is None or not self.mixing & COMPRESSED:
+            return 0
+        return self.compressor.all if "compressed" in self.mixing else self.compressor.chosen
+
+    @property
+    def compressed_keys(self) -> int:
+        """Compressed keys of one sequence."""
+        return self.seq_len // self.compression if self.compression else 0
+
+    @property
+    def keys(self) -> int:
+        """Keys of one sequence, those of single tokens and compressed ones."""
+        return self.seq_len + self.compressed_keys
+
+    @property
+    def compressed_pairs(self) -> float:
+        """Pairs of a query and a compressed key, which is seen by tokens from its last one on; of an indexer's, the
+        chosen ones alone."""
+        seen = min(self.compressed_keys, self.indexer.top) if self.indexer else self.compressed_keys
+        return seen * (self.seq_len + 1.0) - self.compression * seen * (seen + 1) / 2.0
+
+    @property
     def attended_pairs(self) -> float:
         """Query-key pairs of one sequence and head that are computed by a kernel that skips masked blocks."""
+        return self.token_pairs + self.compressed_pairs
+
+    @property
+    def token_pairs(self) -> float:
+        """The same of keys of single tokens."""
         # The tokens of one image attend to each other.
         apart = self.patches.grid + self.patches.tokens if self.patches else self.seq_len
         full = float(self.seq_len) * apart
@@ -294,6 +337,7 @@ class TransformerShape:
             mlp = "experts" if self.experts and self.experts.are_in(block) else "dense"
         wide = self.widths[min(block, len(self.widths) - 1)] if self.widths else self.d_ff
         words = frozenset(mixer.split("+"))
+        chooses = COMPRESSED - {"compressed"} if self.compressor else {"sliding"}
         own = msgspec.structs.asdict(self.heads_of[block % len(self.heads_of)]) if self.heads_of else {}
         places = self.norm_places
         if places == "after_attention":
@@ -310,7 +354,7 @@ class TransformerShape:
             d_ff=wide if mlp == "dense" else 0 if mlp == "none" else self.d_ff,
             experts=self.experts if mlp == "experts" else None,
             window=self.window if words & LIMITED else 0,
-            indexer=self.indexer if "sliding" in words else None,
+            indexer=self.indexer if words & chooses else None,
         )
 
 

@@ -124,7 +124,7 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     if streams.is_of_streams(kernel):
         return streams.elements(s), _of_streams(s, name)
     if name == "softmax":
-        return float(s.heads) * s.seq_len**2, SOFTMAX if _is_narrow(s) else WIDE_SOFTMAX
+        return float(s.heads) * s.seq_len * s.keys, SOFTMAX if _is_narrow(s) else WIDE_SOFTMAX
     if name == "context":
         return _context(s, kernel)
     if name == "scores":
@@ -135,10 +135,17 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
 
 
 def _of_streams(s: TransformerShape, name: str) -> _Rule:
-    """Of a kernel of hyper-connections, for each element of all streams; a half's output is kept in fp32, for the
-    gradient of its weights."""
-    output = 4.0 / s.streams
-    return STREAMS.get(name, _Rule((output, output, output), (12.0, 8.0, 8.0)))
+    """Of a kernel of hyper-connections, for each element of all streams. A half's output is kept in fp32, for the
+    gradient of its weights; where streams are mixed, as it is, and what the norm scales beside its input, and every
+    matrix on the way to the one that mixes them, with its sums."""
+    output = tuple((size if s.sinkhorn else 4.0) / s.streams for size in ONE)
+    if s.sinkhorn and name == "streams_weights":
+        return _Rule((8.0, 8.0, 8.0), STREAMS[name].working)
+    if name == "streams_matrix":
+        matrices = 2.0 + (1.0 + 1.0 / s.streams) * streams.divisions(s)
+        share = 4.0 * s.streams / s.d_model
+        return _Rule((matrices * share,) * 3, (3 * share,) * 3)
+    return STREAMS.get(name, _Rule((output[0], output[1], output[2]), (12.0, 8.0, 8.0)))
 
 
 def _is_narrow(s: TransformerShape) -> bool:
@@ -155,10 +162,11 @@ def _product(kernel: Kernel) -> tuple[float, _Rule]:
 def _context(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     """The product of scores and values keeps the scores as it reads them: what softmax left, unless they were cast or
     dropped since."""
+    square = float(s.heads) * s.seq_len * s.keys
     if s.attn_dropout:
-        return float(s.heads) * s.seq_len**2, _Rule((3.0, 3.0, 5.0), (4.0, 4.0, 8.0))
+        return square, _Rule((3.0, 3.0, 5.0), (4.0, 4.0, 8.0))
     cast = (0.0, 2.0, 0.0) if _is_narrow(s) else (2.0, 2.0, 0.0)
-    return float(s.heads) * s.seq_len**2, _Rule(cast, ONE)
+    return square, _Rule(cast, ONE)
 
 
 def _activation(s: TransformerShape, name: str) -> str:

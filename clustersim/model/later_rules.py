@@ -221,11 +221,77 @@ def olmo_hybrid(c: Config, values: Values) -> None:
 
 def hy_v4(c: Config, values: Values) -> None:
     """Hy4: a leading dense block where no list says which are; gates and ups of experts are clamped below a limit."""
-    limit = c.value("swiglu_limit")
-    if not isinstance(limit, int | float) or isinstance(limit, bool):
-        raise ModelError(f"{c.where}: 'swiglu_limit' = {limit!r} must be a number; zero says that nothing is clamped")
-    values["experts.clamped"] = limit > 0
+    clamped(c, values)
     values["experts.dense_first"] = 1
     others = [word for word in c.listed("layer_types", "a word for each block") if word != "indexed_attention"]
     if others:
         raise ModelError(f"{c.where}: 'layer_types' has {others[0]!r}; only 'indexed_attention' is described")
+
+
+_COMPRESSED = {
+    "sliding_attention": "sliding",
+    "compressed_sparse_attention": "compressed_chosen",
+    "heavily_compressed_attention": "compressed",
+}
+_RATIOS = {0: "sliding", 4: "compressed_chosen", 128: "compressed"}
+"""What a block is by the tokens of its compressed keys, as published files say it."""
+
+
+def deepseek_v4(c: Config, values: Values) -> None:
+    """DeepSeek-V4: which blocks have compressed keys, by words or by how many tokens one stands for; of how many they
+    are; and how much of a head is rotated."""
+    layers = values["layers"]
+    kinds = worded(c, "layer_types", _COMPRESSED, layers)
+    ratios = c.listed("compress_ratios", "tokens of a compressed key, for each block")
+    if ratios and not kinds:
+        if len(ratios) < layers or not all(isinstance(ratio, int) and ratio in _RATIOS for ratio in ratios):
+            raise ModelError(
+                f"{c.where}: 'compress_ratios' = {ratios!r} must be 0, 4 or 128 for each of {layers} blocks; of blocks "
+                "of other ratios say 'layer_types' and 'compress_rates'"
+            )
+        kinds = [_RATIOS[ratio] for ratio in ratios[:layers]]
+    usual = ["compressed_chosen" if i % 2 and i > 1 else "compressed" for i in range(layers)]
+    values |= as_blocks(kinds or usual)
+    rates = Config(f"{c.where}: compress_rates", c.table("compress_rates"))
+    for name, key, older, tokens in (
+        ("chosen", "compressed_sparse_attention", "compress_rate_csa", 4),
+        ("all", "heavily_compressed_attention", "compress_rate_hca", 128),
+    ):
+        said = c if c.has(older) else rates
+        values[f"compressor.{name}"] = said.number(older if c.has(older) else key, tokens, "tokens of a compressed key")
+    c.defaults.pop("compress_rate_csa", None)
+    c.defaults.pop("compress_rate_hca", None)
+    values["indexer.pool"] = values["compressor.chosen"]
+    values["rotated"] = c.number("qk_rope_head_dim", _rotated(c, values["head_dim"]), "elements of a head's rotation")
+    c.defaults.pop("qk_rope_head_dim", None)
+    refuse_others(c, {"n_shared_experts": (1, None), "num_key_value_heads": (1, None)})
+    _refuse_other_groups(c, values)
+    hashed = c.listed("mlp_layer_types", "a word for each block")
+    if any(word not in ("hash_moe", "moe") for word in hashed) or len(hashed) not in (0, layers):
+        raise ModelError(f"{c.where}: 'mlp_layer_types' = {hashed!r} must be 'hash_moe' or 'moe' for each block")
+    values["experts.shared"] = values["experts.width"]
+    clamped(c, values)
+
+
+def _rotated(c: Config, head_dim: int) -> int:
+    """Elements of a head that are rotated, where a share of them says how many."""
+    share = c.value("partial_rotary_factor")
+    share = 0.125 if share is None else share  # of the class: 64 of 512
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+        raise ModelError(f"{c.where}: 'partial_rotary_factor' = {share!r} must be a number above zero, at most 1")
+    return max(1, int(head_dim * share))
+
+
+def _refuse_other_groups(c: Config, values: Values) -> None:
+    """Raises :class:`ModelError` where heads are not shared evenly by the groups of the projection out."""
+    groups = values["low_output.groups"]
+    if values["heads"] % groups:
+        raise ModelError(f"{c.where}: 'o_groups' = {groups} does not divide {values['heads']} heads evenly")
+
+
+def clamped(c: Config, values: Values) -> None:
+    """Whether gates and ups of experts are clamped: below a limit, unless it is zero."""
+    limit = c.value("swiglu_limit")
+    if not isinstance(limit, int | float) or isinstance(limit, bool):
+        raise ModelError(f"{c.where}: 'swiglu_limit' = {limit!r} must be a number; zero says that nothing is clamped")
+    values["experts.clamped"] = limit > 0

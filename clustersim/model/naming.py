@@ -9,9 +9,12 @@ from functools import lru_cache
 
 from clustersim.core.errors import ModelError
 from clustersim.core.model import Tensor
+from clustersim.model import streams
 from clustersim.model.base import Latent, Patches, TransformerShape
+from clustersim.model.compressed import compressor_part, output_parts
 from clustersim.model.expert_naming import expert_parts
 from clustersim.model.families import families
+from clustersim.model.sizes import Indexer
 from clustersim.model.tensor_parts import Part, Tensors, affine, gpt2_part, linear_part, tensor_part
 
 
@@ -153,7 +156,7 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
         "norm_ahead": linear_part(1, h, bias=s.norm_bias, there=s.norm_places != "after"),
         "norm_behind": linear_part(1, h, bias=s.norm_bias, there=s.norm_places in {"both", "after"}),
         "layer_scale": tensor_part(h),
-        "streams": _streams(s, {"fn": 2 * s.streams, "base": 2 * s.streams, "scale": 2}),
+        "streams": _streams(s, {"fn": streams.weights(s), "base": streams.weights(s), "scale": 3 if s.sinkhorn else 2}),
         "streams_head": _streams(s, {"hc_fn": s.streams, "hc_base": s.streams, "hc_scale": 1}),
         "qkv": gpt2_part(s, h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
         "q": linear_part(h, queries, "column", bias=s.qkv_bias, there=attends),
@@ -196,7 +199,8 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
     wide = s.qk_norm_of in {"width", "heads"}
     each = s.qk_norm_of in {"head", "values"}
     index = attends and s.indexer is not None
-    seen = a.q_rank if latent else h
+    x = s.indexer or Indexer(0, 0, 0)
+    seen = rank or h
     return {
         "sinks": tensor_part(s.heads, "column", there=s.sinks and attends),
         **_of_inputs(s),
@@ -222,11 +226,16 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
             there=attends and bool(s.output_gate),
         ),
         "values_out": linear_part(s.heads * s.value_dim, h, "row", bias=s.out_bias, there=attends),
-        "index_q": linear_part(seen, s.indexer.heads * s.indexer.dim if s.indexer else 0, there=index),
-        "index_k": linear_part(h, s.indexer.dim if s.indexer else 0, there=index),
-        "index_k_norm": linear_part(1, s.indexer.dim if s.indexer else 0, bias=True, there=index),
-        "index_norm": tensor_part(s.indexer.dim if s.indexer else 0, there=index),
-        "index_weights": linear_part(h, s.indexer.heads if s.indexer else 0, there=index and latent),
+        "index_q": linear_part(seen, x.heads * x.dim, there=index),
+        "index_k": linear_part(h, x.dim, there=index),
+        "index_k_norm": linear_part(1, x.dim, bias=True, there=index),
+        "index_norm": tensor_part(x.dim, there=index),
+        "index_weights": linear_part(h, x.heads, there=index and (latent or s.compressor is not None)),
+        "index_pool_bias": tensor_part(x.pool * x.dim, there=index and x.pool > 1, width=x.dim),
+        "index_pool_gate": tensor_part(h * x.dim, there=index and x.pool > 1, width=h),
+        "index_compressor": compressor_part(s, x.dim) if index else lambda _: (),
+        "compressor": compressor_part(s, s.head_dim),
+        **output_parts(s),
     }
 
 

@@ -326,6 +326,7 @@ RULES: dict[str, Rule] = {
     "lfm3": later_rules.lfm3,
     "axk1": later_rules.axk1,
     "hy_v4": later_rules.hy_v4,
+    "deepseek_v4": later_rules.deepseek_v4,
     "olmo_hybrid": later_rules.olmo_hybrid,
     "neox": _neox,
     "one_key": _one_key,

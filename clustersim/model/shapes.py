@@ -17,7 +17,17 @@ from clustersim.model.families import Family
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import blocks_of
 from clustersim.model.rules import RULES
-from clustersim.model.sizes import Delta, Experts, Indexer, Latent, LayerInputs, Patches, StateSpace
+from clustersim.model.sizes import (
+    Compressor,
+    Delta,
+    Experts,
+    Indexer,
+    Latent,
+    LayerInputs,
+    LowRankOutput,
+    Patches,
+    StateSpace,
+)
 from clustersim.model.vision import seeing
 
 LONGEST = 8192
@@ -63,7 +73,7 @@ PURPOSE = {
 """What a dimension is, for messages."""
 
 _NONE: tuple[str, ...] = ("experts.shared", "experts.shared_of", "experts.dense_first", "experts.groups")
-_NONE += ("experts.group_limit", "experts.zero")
+_NONE += ("experts.group_limit", "experts.zero", "latent.rope")
 """Dimensions that may be zero."""
 _EMPTY = dict.fromkeys(
     ("window", "latent.q_rank", "embed_dim", "experts.groups", "experts.group_limit", "experts.latent"), 0
@@ -80,6 +90,8 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "delta": Delta,
     "space": StateSpace,
     "indexer": Indexer,
+    "compressor": Compressor,
+    "low_output": LowRankOutput,
     "inputs": LayerInputs,
     "patches": Patches,
 }

@@ -191,12 +191,37 @@ class StateSpace(msgspec.Struct, frozen=True):
 class Indexer(msgspec.Struct, frozen=True):
     """DeepSeek-V3.2's indexer: small heads score every earlier token, and attention sees the ``top`` best.
 
-    ``heads``, ``dim`` : of the indexer.
+    ``heads``, ``dim`` : of the indexer. pool : tokens whose keys are scored as one, which a gate weights (GLM-5.3), or
+    which are compressed (:class:`Compressor`); 1 for each on its own.
     """
 
     heads: int
     dim: int
     top: int
+    pool: int = 1
+
+
+class Compressor(msgspec.Struct, frozen=True):
+    """DeepSeek-V4's keys of several tokens as one, beside those of a window: a gate weights each element of them.
+
+    Parameters
+    ----------
+    chosen : tokens of a key in blocks whose indexer chooses among them; as many before them count as well, by
+        projections of their own. all : tokens of a key in blocks that attend to all of them.
+    """
+
+    chosen: int
+    all: int
+
+
+class LowRankOutput(msgspec.Struct, frozen=True):
+    """A projection out of attention by way of a narrower one for each group of heads (DeepSeek-V4).
+
+    ``groups`` : of heads. rank : elements that each becomes.
+    """
+
+    groups: int
+    rank: int
 
 
 class Bridge(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from clustersim.core.model import Kernel, Layer, Model
 from clustersim.model import attention_kernels, naming, streams
 from clustersim.model import kernels as K
 from clustersim.model.base import TransformerShape, checked
+from clustersim.model.compressed import compressor_kernels, projected_out
 from clustersim.model.experts import expert_kernels
 from clustersim.model.families import families
 from clustersim.model.kept import with_bytes
@@ -336,8 +337,9 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
             projections.append(K.memory("qkv_split", joined, K.Passes(0, 2, 0, 1), cut="heads"))
     if s.indexer:
         projections += attention_kernels.indexer_kernels(s, s.indexer)
+    projections += compressor_kernels(s)
     gate = attention_kernels.output_gate(s)
-    return (*projections, *attention_kernels.attention(s), *gate, K.linear("out", t, s.heads * s.value_dim, h))
+    return (*projections, *attention_kernels.attention(s), *gate, *projected_out(s))
 
 
 def _backward_sums(s: TransformerShape) -> K.Kernels:
