@@ -53,7 +53,7 @@ Mamba, a short convolution (LFM2)."""
 MLPS = ("dense", "experts", "none")
 QK_NORMS = ("head", "heads", "width", "plain", "values")
 """A norm of queries and keys has one weight for all heads, a weight for each head, is over all heads together (OLMo 2),
-or has no weight (Llama 4); or values have one, too, that has no weight (Gemma 4)."""
+or has no weight and is of blocks that rotate (Llama 4); or values have one, too, that has no weight (Gemma 4)."""
 OUTPUT_GATES = ("", "element", "head")
 """What a gate of attention's output scales: nothing, each element (Trinity), or each head as a whole (Laguna)."""
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
@@ -91,7 +91,7 @@ class TransformerShape:
     norm_places : from :data:`NORM_PLACES`; ``post_norm`` is BERT's way. qk_norm_of : from :data:`QK_NORMS`.
     norm_weight : norms have a weight (OLMo's have none). wide_norms : it multiplies in fp32, ahead of the cast back
         (Gemma's, OLMo 2's), where Llama's multiplies behind it. wide_rotation : queries and keys are rotated in fp32
-        (OLMo's). rotated_windows : blocks with a window or a chunk alone rotate (EXAONE 4, Command A).
+        (OLMo's). rotates : which blocks rotate, repeated where there are more blocks; empty where all do.
     attn_gate : queries have a gate of their size, whose sigmoid scales the heads' outputs (Qwen3-Next).
     output_gate : so does a gate with a projection of its own, from :data:`OUTPUT_GATES`.
     q_rank : queries of plain attention go through a projection of this rank and its norm (Step 3); 0 for one product.
@@ -174,7 +174,7 @@ class TransformerShape:
     norm_weight: bool = True
     wide_norms: bool = False
     wide_rotation: bool = False
-    rotated_windows: bool = False
+    rotates: tuple[bool, ...] = ()
     attn_gate: bool = False
     output_gate: str = ""
     q_rank: int = 0
@@ -323,7 +323,7 @@ class TransformerShape:
 
     def of_block(self, block: int) -> TransformerShape:
         """The shape as one block has it: with experts or without, with the window or without."""
-        if self.mixers or self.heads_of:
+        if self.mixers or self.heads_of or self.rotates:
             return self._described(block)
         experts = self.experts if self.experts and self.experts.are_in(block) else None
         full_attention = self.full_every and (block + 1) % self.full_every == 0
@@ -337,6 +337,7 @@ class TransformerShape:
             mlp = "experts" if self.experts and self.experts.are_in(block) else "dense"
         wide = self.widths[min(block, len(self.widths) - 1)] if self.widths else self.d_ff
         words = frozenset(mixer.split("+"))
+        rotates = self.rotates[block % len(self.rotates)] if self.rotates else True
         chooses = COMPRESSED - {"compressed"} if self.compressor else {"sliding"}
         own = msgspec.structs.asdict(self.heads_of[block % len(self.heads_of)]) if self.heads_of else {}
         places = self.norm_places
@@ -346,7 +347,9 @@ class TransformerShape:
             self,
             heads_of=(),
             norm_places=places,
-            positions="none" if self.rotated_windows and not words & LIMITED else self.positions,
+            positions=self.positions if rotates else "none",
+            qk_norm=self.qk_norm and (rotates or self.qk_norm_of != "plain"),
+            rotates=(),
             **own,
             mixers=(mixer,),
             mlps=(mlp,),

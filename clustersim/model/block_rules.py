@@ -8,18 +8,16 @@ from typing import Any
 from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
-from clustersim.model.kinds import MLP_WORDS, as_blocks, shortest, worded
+from clustersim.model.kinds import ATTENTION_WORDS, MLP_WORDS, as_blocks, shortest, worded
 from clustersim.model.later_rules import numbered, refuse_others
 from clustersim.model.sizes import Heads
-
-_ATTENTION = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def _kinds(c: Config, values: Values, default: list[str]) -> list[str]:
     """Of each block, whether it attends to all tokens or to a window: ``layer_types``, else the class's own."""
-    kinds = worded(c, "layer_types", _ATTENTION, values["layers"])
+    kinds = worded(c, "layer_types", ATTENTION_WORDS, values["layers"])
     if not kinds:
-        named = {kind: word for word, kind in _ATTENTION.items()}
+        named = {kind: word for word, kind in ATTENTION_WORDS.items()}
         c.defaults["layer_types"] = [named[kind] for kind in shortest(default)]
     return kinds or default
 
@@ -261,7 +259,7 @@ def step3p5(c: Config, values: Values) -> None:
     layers = values["layers"]
     told = c.has("num_nextn_predict_layers")
     further = c.whole("num_nextn_predict_layers", 0, "blocks that predict further tokens") if told else 0
-    kinds = worded(c, "layer_types", _ATTENTION, layers, further) or ["full"] * layers
+    kinds = worded(c, "layer_types", ATTENTION_WORDS, layers, further) or ["full"] * layers
     if not values.get("window"):
         kinds = ["full"] * layers
     mlps = worded(c, "mlp_layer_types", MLP_WORDS, layers, further)

@@ -222,8 +222,10 @@ class Config(msgspec.Struct, frozen=True):
 
     def refuse_unread(self) -> None:
         """Raises :class:`ModelError` for a field that changes tensors or kernels, and that the family does not read."""
-        for name in self.unknown():
-            value = self.data[name]
+        asked = self.read | set(self.known)
+        for name, value in self.data.items():
+            if {name, _bare(name)} & asked or name.startswith("_"):
+                continue
             if _bare(name) in changing() and value not in (None, False, 0, [], {}):
                 said = repr(value) if isinstance(value, int | float | str) else f"a {type(value).__name__}"
                 raise ModelError(

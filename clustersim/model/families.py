@@ -61,7 +61,8 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scores : whose passes over attention scores its eager code makes, a key of ``SCORES``.
     reads : dimensions of a Shape (``experts.count`` for one of its parts) to fields of the config; the first that is
         there counts where several are joined by ``|``; ``table.field`` is one of a table inside the config.
-    sets : dimensions that the class fixes. ``gated`` says that the MLP multiplies two projections.
+    sets : dimensions that the class fixes. ``gated`` says that the MLP multiplies two projections, ``rotated_windows``
+        that blocks with a window or a chunk alone rotate (EXAONE 4, Command A).
     rules : functions of :data:`clustersim.model.rules.RULES` for what a table cannot say, in order.
     needs : dimensions that a config must have, beside the usual ones. optional : usual ones that it need not, as
         published configs leave out what the class has by default.

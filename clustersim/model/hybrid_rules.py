@@ -131,7 +131,9 @@ def falcon_h1(c: Config, values: Values) -> None:
 
 
 def granite_hybrid(c: Config, values: Values) -> None:
-    """Granite 4: without routed experts the shared one is the MLP."""
+    """Granite 4: without routed experts the shared one is the MLP; attention rotates where its config says so."""
+    if c.text("position_embedding_type", "none") != "rope":
+        values["positions"] = "none"
     if not values.get("experts.count"):
         values["d_ff"] = values.get("experts.shared") or c.number("shared_intermediate_size", 1024, "the MLP's width")
 

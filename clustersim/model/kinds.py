@@ -20,6 +20,8 @@ WORDS = {
     "mamba": "mamba",
 }
 """Words of ``layer_types``, which transformers has for all families."""
+ATTENTION_WORDS = {"full_attention": "full", "sliding_attention": "sliding"}
+"""Those of families that have no other."""
 MLP_WORDS = {"dense": "dense", "sparse": "experts"}
 """Words of ``mlp_layer_types``."""
 LETTERS = re.compile("L+G")
@@ -116,4 +118,5 @@ def _periodic(c: Config, kinds: Kinds, layers: int) -> list[str]:
     if not period:
         return [kinds.rest] * layers
     place = 0 if kinds.first else period - 1
-    return ["full" if i % period == place else kinds.rest for i in range(layers)]
+    full = kinds.words.get("full_attention", "full")
+    return [full if i % period == place else kinds.rest for i in range(layers)]

@@ -7,7 +7,7 @@ from typing import Any
 from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
-from clustersim.model.kinds import MLP_WORDS, as_blocks, experts_in, shortest, worded
+from clustersim.model.kinds import ATTENTION_WORDS, MLP_WORDS, as_blocks, experts_in, shortest, worded
 from clustersim.model.sizes import Heads
 
 
@@ -146,7 +146,13 @@ def cohere2_moe(c: Config, values: Values) -> None:
     period = c.number("sliding_window_pattern", 4, "blocks from one that attends to everything to the next")
     places = [(i + 1) % ahead for i in range(dense)] + [(i + 1) % period for i in range(layers - dense)]
     windowed = [bool(place) and bool(values.get("window")) for place in places]
-    values |= as_blocks([f"{'sliding' if there else 'full'}/{mlp}" for there, mlp in zip(windowed, mlps, strict=True)])
+    kinds = ["sliding" if there else "full" for there in windowed]
+    if listed := worded(c, "layer_types", ATTENTION_WORDS, layers):
+        kinds = listed if values.get("window") else ["full"] * layers
+    values |= as_blocks([f"{kind}/{mlp}" for kind, mlp in zip(kinds, mlps, strict=True)])
+    # Dense blocks rotate though they have no window, unless they have a period of windows of their own.
+    rotates = [kind == "sliding" or (mlp == "dense" and ahead == 1) for kind, mlp in zip(kinds, mlps, strict=True)]
+    values["rotates"] = shortest(rotates)
 
 
 def flint(c: Config, values: Values) -> None:

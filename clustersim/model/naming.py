@@ -99,7 +99,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "project_in": linear_part(s.embed_dim, h, there=s.embed_dim > 0),
         "project_out": linear_part(h, s.embed_dim, there=s.embed_dim > 0),
         "embedding_norm": linear_part(1, h, bias=s.norm_bias),
-        "final_norm": linear_part(1, h, bias=s.norm_bias, there=s.final_norm),
+        "final_norm": linear_part(1, h, bias=s.norm_bias, there=s.final_norm and s.norm_weight),
         "logits": tensor_part(
             s.vocab * s.embedding_width,
             "vocab",

@@ -19,7 +19,7 @@ from clustersim.model.transformer_model import build
 _SETTLED: tuple[str, ...] = ("latent", "patches", "delta", "space", "indexer", "tower", "mixers", "mlps", "widths")
 _SETTLED += ("heads_of", "value_size", "kv_from", "inputs", "output_gate", "q_rank")
 _SETTLED += ("compressor", "low_output", "rotated", "sinkhorn")
-_SETTLED += ("norm_places", "post_norm", "wide_norms", "wide_rotation")
+_SETTLED += ("norm_places", "post_norm", "wide_norms", "wide_rotation", "rotates")
 """What the config or the family's row settles: parts whose sizes follow from each other, kinds of blocks."""
 _FIELDS = ("attention", "implementation", "seq_len", "name")
 """Fields of ``[model]`` itself, which every transformer has."""
@@ -150,7 +150,8 @@ def _period(shape: TransformerShape) -> int:
     """Blocks after which nothing new comes."""
     experts = shape.experts
     first = experts.dense_first + 2 * experts.every if experts else 1
-    return 1 + max(first, shape.full_every, len(shape.mixers), len(shape.mlps), len(shape.widths), len(shape.heads_of))
+    listed = (shape.mixers, shape.mlps, shape.widths, shape.heads_of, shape.rotates)
+    return 1 + max(first, shape.full_every, *map(len, listed))
 
 
 def _refusal(shape: TransformerShape, changed: TransformerShape, dimension: str) -> str:

@@ -27,6 +27,7 @@ def _opt(c: Config, values: Values) -> None:
     bias = c.flag("enable_bias", True)
     before = c.flag("do_layer_norm_before", True)
     values |= {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bias, "post_norm": not before}
+    values["norm_weight"] = values["norm_bias"]  # neither where the class's norms are not affine
     values["final_norm"] = before and not c.flag("_remove_final_layer_norm", False, quiet=True)
     if values["embed_dim"] in {None, values["d_model"]} or not c.has("word_embed_proj_dim"):
         values["embed_dim"] = 0
@@ -124,15 +125,32 @@ def _llama4(c: Config, values: Values) -> None:
     step = c.number("interleave_moe_layer_step", 1, "blocks from one with experts to the next")
     experts_in(values, [i in moe if moe else (i + 1) % step == 0 for i in range(layers)])
     values["experts.shared"] = values["experts.width"]
-    if not c.has("layer_types"):
-        interval = c.number("no_rope_layer_interval", 4, "blocks from one without rotation to the next")
-        rotated = c.listed("no_rope_layers", "1 for each block with rotation") or [
-            int((i + 1) % interval != 0) for i in range(layers)
-        ]
-        if len(rotated) != layers:
-            raise ModelError(f"{c.where}: 'no_rope_layers' has {len(rotated)} entries for {layers} blocks")
-        if values.get("window"):
-            values["mixers"] = shortest(["chunked" if there else "full" for there in rotated])
+    rotated = _rotated(c, values)
+    if not c.has("layer_types") and values.get("window"):
+        values["mixers"] = shortest(["chunked" if there else "full" for there in rotated])
+
+
+def _rotated(c: Config, values: Values) -> list[bool]:
+    """Which blocks rotate, by a list or all but each so many-th (Llama 4, SmolLM 3)."""
+    layers = values["layers"]
+    interval = c.number("no_rope_layer_interval", 4, "blocks from one without rotation to the next")
+    listed = c.listed("no_rope_layers", "1 for each block with rotation")
+    if listed and (len(listed) != layers or any(entry not in (0, 1) for entry in listed)):
+        raise ModelError(
+            f"{c.where}: 'no_rope_layers' must be 1 for each block with rotation and 0 for each without, of {layers} "
+            f"blocks, not {listed!r}"
+        )
+    rotated = [bool(entry) for entry in listed] or [(i + 1) % interval != 0 for i in range(layers)]
+    values["rotates"] = shortest(rotated)
+    return rotated
+
+
+def _smollm3(c: Config, values: Values) -> None:
+    """SmolLM 3: a window, where there is one, in the blocks that do not rotate."""
+    rotated = _rotated(c, values)
+    c.defaults.pop("no_rope_layer_interval", None)
+    if values.get("window") and c.flag("use_sliding_window", False, quiet=True) and not c.has("layer_types"):
+        values |= as_blocks(["full" if there else "sliding" for there in rotated])
 
 
 def _two_sided_window(c: Config, values: Values) -> None:
@@ -290,6 +308,7 @@ RULES: dict[str, Rule] = {
     "deepseek": _deepseek,
     "gpt_oss": _gpt_oss,
     "llama4": _llama4,
+    "smollm3": _smollm3,
     "two_sided_window": _two_sided_window,
     "late_windows": _late_windows,
     "stablelm": _stablelm,

@@ -11,7 +11,7 @@ import msgspec
 
 from clustersim.core.errors import ModelError
 from clustersim.core.limits import MOST_LAYERS, counted
-from clustersim.model.base import TransformerShape, checked
+from clustersim.model.base import LIMITED, TransformerShape, checked
 from clustersim.model.config import Config
 from clustersim.model.families import Family
 from clustersim.model.hybrid_rules import Values
@@ -134,6 +134,8 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
     _refuse_no_mlp(c, family, values)
     if family.kinds:
         values |= blocks_of(c, family.kinds, values)
+    if values.pop("rotated_windows", False) and values.get("mixers"):
+        values.setdefault("rotates", tuple(mixer in LIMITED for mixer in values["mixers"]))
     _refuse_missing(c, family, values)
     c.refuse_unread()
     shape = _assembled(values)

@@ -33,8 +33,12 @@ def mlp_ratio(c: Config, values: Values) -> None:
             f"{c.where}: 'mlp_ratio' = {ratio!r} must be a number above zero, the MLP's width over the tower's"
         )
     values["d_ff"] = int(ratio * values["d_model"])
-    if c.flag("use_swiglu_ffn", False, quiet=True):
-        raise ModelError(f"{c.where}: 'use_swiglu_ffn' = true is not described; only false is")
+    for field, described in (("use_swiglu_ffn", False), ("use_mask_token", True)):
+        if c.flag(field, described, quiet=True) != described:
+            words = ("false", "true")
+            raise ModelError(
+                f"{c.where}: '{field}' = {words[not described]} is not described; only {words[described]} is"
+            )
 
 
 def any_image(c: Config, values: Values) -> None:
