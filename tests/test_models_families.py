@@ -72,6 +72,8 @@ PARTS = {
     "minimax_m3_vl_vision",
     "glm4v_vision",
     "glm4v_moe_vision",
+    "glm5_next_text",
+    "glm5_next_vision",
     "internvl_vision",
     "idefics3_vision",
     "smolvlm_vision",
@@ -102,6 +104,7 @@ SEEING = {
     "glm4v": "glm4v_text",
     "glm46v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
+    "glm5_next": "glm5_next_text",
     "internvl": "qwen3",
     "paligemma": "gemma2",
     "idefics3": "llama",
@@ -290,6 +293,13 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         config |= rng.choice([{}, {"layer_types": rng.choices(words, k=layers)}])
         if "layer_types" not in config:
             config |= rng.choice([{}, {"compress_ratios": rng.choices([0, 4, 128], k=layers + 1)}])
+    if kind == "glm5_next_text":
+        config |= {"hc_mult": rng.choice([2, 4]), "hc_sinkhorn_iters": 3, "index_kpool": rng.choice([1, 2, 4])}
+        config |= {"qk_rope_head_dim": 0, "num_key_value_heads": heads, "linear_num_heads": 4, "linear_head_dim": 8}
+        words = ["linear_attention", "indexed_attention"]
+        config |= rng.choice([{}, {"layer_types": rng.choices(words, k=layers)}])
+        config |= rng.choice([{}, {"mlp_layer_types": rng.choices(["dense", "sparse"], k=layers)}])
+        config["index_kpool_always_select_tail"] = rng.random() < 0.5
     if kind == "glm_moe_dsa":
         config |= indexers_of_some(layers, rng)
     if kind == "gemma4_text":
@@ -555,6 +565,9 @@ def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
     width = 16 * heads
     if kind == "qwen2_vl":
         return {"depth": 3, "embed_dim": width, "num_heads": heads, "hidden_size": 64, "mlp_ratio": 3, "patch_size": 14}
+    if kind == "glm5_next":
+        sizes = {"depth": 3, "hidden_size": width, "num_heads": heads, "out_hidden_size": 64, "intermediate_size": 48}
+        return sizes | {"projection_intermediate_size": 80, "patch_size": 14, "attention_bias": rng.random() < 0.5}
     if kind.startswith("glm4"):
         sizes = {"depth": 3, "hidden_size": width, "num_heads": heads, "out_hidden_size": 64, "intermediate_size": 48}
         return sizes | {"patch_size": 14, "image_size": rng.choice([56, 112]), "attention_bias": rng.random() < 0.5}
@@ -615,7 +628,7 @@ def test_a_tower_stands_in_front_of_a_decoder_as_transformers_has_it(kind: str) 
     for _ in range(4):
         config = seeing_config(kind, rng)
         theirs, ours = as_transformers(config), as_rows(from_hf(config))
-        apart = kind in {"qwen3_vl_moe", "kimi_k25", "gemma4", "gemma4_unified"} or kind.startswith(("glm4", "llava_"))
+        apart = kind in {"qwen3_vl_moe", "kimi_k25", "gemma4", "gemma4_unified"} or kind.startswith(("glm", "llava_"))
         assert (joined(ours) == dict(theirs)) if apart else (ours == theirs), config
 
 

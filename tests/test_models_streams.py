@@ -1,4 +1,4 @@
-"""Hyper-connections (Hy4, DeepSeek-V4): against torch's own counters and what a trace of transformers' class says."""
+"""Hyper-connections (Hy4, DeepSeek-V4, GLM-5.3): against torch's counters and a trace of transformers' classes."""
 
 from __future__ import annotations
 
@@ -129,6 +129,30 @@ def test_flops_of_compressed_keys_and_mixed_streams_are_those_that_torch_counts(
     ours = sum(k.flops for k in kernels if not k.name.endswith("latent_norm"))
     # Its indexer scores masked keys, too.
     masked = sum(2 * k.batch * k.m * k.n * k.k - k.flops for k in kernels if k.name == "index_scores")
+    assert ours + masked == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("pool", [1, 4])
+def test_flops_of_chosen_pools_of_keys_are_those_that_torch_counts(pool: int) -> None:
+    torch = pytest.importorskip("torch", reason="the class is torch's")
+    pytest.importorskip("transformers", reason="the class is transformers'")
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.models.glm5_next import configuration_glm5_next, modeling_glm5_next
+
+    fields = {name: value for name, value in CONFIG.items() if name not in {"model_type", "hc_magnitude"}}
+    fields |= {"qk_rope_head_dim": 0, "index_kpool": pool, "index_topk": 8, "mlp_layer_types": ["dense", "sparse"]}
+    fields |= {"layer_types": ["indexed_attention"] * 2, "num_key_value_heads": 4, "hc_sinkhorn_iters": 3}
+    config = configuration_glm5_next.Glm5NextTextConfig(**fields)
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    decoder = modeling_glm5_next.Glm5NextTextModel._from_config(config, **how)
+    with FlopCounterMode(display=False) as counter:
+        decoder(input_ids=torch.ones(1, TOKENS, dtype=torch.long), use_cache=False)
+    made = from_hf(fields | {"model_type": "glm5_next_text"}, seq_len=TOKENS, attention="eager")
+    kernels = [k for layer in made.layers for k in layer.kernels if k.name != "logits"]
+    ours = sum(k.flops for k in kernels if not k.name.endswith("latent_norm"))
+    # Its indexer scores masked pools, too, and sums heads by a product.
+    scores = [k for k in kernels if k.name == "index_scores"]
+    masked = sum(2 * k.batch * k.m * k.n * (k.k + 1) - k.flops for k in scores)
     assert ours + masked == counter.get_total_flops()
 
 

@@ -96,7 +96,7 @@ def indexer_kernels(s: TransformerShape, x: Indexer) -> list[Kernel]:
     Its projections are whole on every tensor-parallel rank, and no gradient of the model goes through it.
     """
     t = s.seq_len
-    pairs = float(s.seq_len) ** 2 / 2 / x.pool
+    pairs = float(s.seq_len) ** 2 / 2 / max(1, x.pool)
     weighted = bool(s.latent or s.compressor)
     products = [K.linear("index_q", t, (s.latent.q_rank if s.latent else s.q_rank) or s.d_model, x.heads * x.dim)]
     pooled: K.Kernels = ()
@@ -104,13 +104,13 @@ def indexer_kernels(s: TransformerShape, x: Indexer) -> list[Kernel]:
         pooled = tuple(map(_forward_alone, compressed(s, "index_compressed", x.dim)))
     else:
         products.append(K.linear("index_k", t, s.d_model, x.dim))
-    if x.pool > 1 and not s.compressor:
+    if x.pool and not s.compressor:
         products.append(K.linear("index_pool_gate", t, s.d_model, x.dim))
         pooled = (K.memory("index_pooled", float(t * x.dim), K.Passes(9, 0, 6, 0), cut="whole"),)
     if weighted:
         products.append(K.linear("index_weights", t, s.d_model, x.heads))
     scores = replace(
-        _forward_alone(K.batched("index_scores", x.heads, t, max(1, t // x.pool), x.dim)),
+        _forward_alone(K.batched("index_scores", x.heads, t, max(1, t // max(1, x.pool)), x.dim)),
         flops=2.0 * pairs * x.heads * x.dim,
         nbytes=pairs + float(t) * x.heads * x.dim,
         cut="whole",

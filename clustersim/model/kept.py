@@ -61,6 +61,7 @@ STREAMS = {
     "streams_weights": _Rule((4.0, 4.0, 4.0), (16.0, 16.0, 16.0)),
     "streams_in": _Rule((2.0, 0.0, 0.0), (8.0, 8.0, 8.0)),
     "streams_spread": _Rule(NOTHING),
+    "streams_mean": _Rule(NOTHING),
 }
 """Of hyper-connections: streams in fp32, which the weights are made of, beside themselves where they are 16 bits; the
 gradients of product and norm, and of the sum, in fp32."""

@@ -301,3 +301,22 @@ def clamped(c: Config, values: Values) -> None:
     if not isinstance(limit, int | float) or isinstance(limit, bool):
         raise ModelError(f"{c.where}: 'swiglu_limit' = {limit!r} must be a number; zero says that nothing is clamped")
     values["experts.clamped"] = limit > 0
+
+
+def glm5_next(c: Config, values: Values) -> None:
+    """GLM-5.3: a delta rule in three of four blocks, where no list says which; the others attend to chosen pools of
+    keys and those of the last pool, which is not whole. The first three have no experts, where no list says which."""
+    layers = values["layers"]
+    refuse_others(c, {"qk_rope_head_dim": (0, None)})
+    values["latent.rope"] = 0
+    chooses = values["mixers"]
+    kinds = worded(c, "layer_types", {"linear_attention": "kda", "indexed_attention": "", "full_attention": ""}, layers)
+    kinds = kinds or ["kda" if i % 4 != 3 else "" for i in range(layers)]
+    values["mixers"] = shortest([kind or chooses[i % len(chooses)] for i, kind in enumerate(kinds)])
+    top = values["indexer.top"]
+    pool = values["indexer.pool"]
+    if top % pool:
+        raise ModelError(f"{c.where}: 'index_kpool' = {pool} does not divide 'index_topk' = {top} evenly")
+    values["window"] = top + (pool - 1 if c.flag("index_kpool_always_select_tail", True, quiet=True) else 0)
+    values["experts.dense_first"] = min(3, layers)
+    clamped(c, values)

@@ -65,6 +65,11 @@ def has(s: TransformerShape, part: str) -> bool:
     return part in _block_parts(s.family)
 
 
+def has_in_head(s: TransformerShape, part: str) -> bool:
+    """Whether the family's head lists a part."""
+    return any(line.split()[0] == part for line in families()[s.family].head)
+
+
 def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
     """Tensors of ``rows``. Raises :class:`ModelError` where two have one name: no module registers a tensor twice, and
     its parameters would count twice."""
@@ -231,8 +236,8 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
         "index_k_norm": linear_part(1, x.dim, bias=True, there=index),
         "index_norm": tensor_part(x.dim, there=index),
         "index_weights": linear_part(h, x.heads, there=index and (latent or s.compressor is not None)),
-        "index_pool_bias": tensor_part(x.pool * x.dim, there=index and x.pool > 1, width=x.dim),
-        "index_pool_gate": tensor_part(h * x.dim, there=index and x.pool > 1, width=h),
+        "index_pool_bias": tensor_part(x.pool * x.dim, there=index and x.pool > 0, width=x.dim),
+        "index_pool_gate": tensor_part(h * x.dim, there=index and x.pool > 0, width=h),
         "index_compressor": compressor_part(s, x.dim) if index else lambda _: (),
         "compressor": compressor_part(s, s.head_dim),
         **output_parts(s),

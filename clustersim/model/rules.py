@@ -346,6 +346,7 @@ RULES: dict[str, Rule] = {
     "axk1": later_rules.axk1,
     "hy_v4": later_rules.hy_v4,
     "deepseek_v4": later_rules.deepseek_v4,
+    "glm5_next": later_rules.glm5_next,
     "olmo_hybrid": later_rules.olmo_hybrid,
     "neox": _neox,
     "one_key": _one_key,

@@ -192,13 +192,13 @@ class Indexer(msgspec.Struct, frozen=True):
     """DeepSeek-V3.2's indexer: small heads score every earlier token, and attention sees the ``top`` best.
 
     ``heads``, ``dim`` : of the indexer. pool : tokens whose keys are scored as one, which a gate weights (GLM-5.3), or
-    which are compressed (:class:`Compressor`); 1 for each on its own.
+    which are compressed (:class:`Compressor`); 0 for each on its own, without a gate.
     """
 
     heads: int
     dim: int
     top: int
-    pool: int = 1
+    pool: int = 0
 
 
 class Compressor(msgspec.Struct, frozen=True):

@@ -31,6 +31,12 @@ def weights(s: TransformerShape) -> int:
     return (2 + s.streams) * s.streams if s.sinkhorn else 2 * s.streams
 
 
+def averaged(s: TransformerShape) -> K.Kernels:
+    """The mean of all streams, which a head reads that has no weights of its own (GLM-5.3)."""
+    share = 1.0 / s.streams
+    return (K.memory("streams_mean", elements(s), K.operators(f"s: {share}*:s", f"{share}*s:s :s", 1, 2)),)
+
+
 def divisions(s: TransformerShape) -> int:
     """How often rows or columns are divided by their sums; the last ones are columns."""
     return 2 * s.sinkhorn - 1

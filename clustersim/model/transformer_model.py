@@ -391,7 +391,9 @@ def _head_kernels(s: TransformerShape, positions: int) -> tuple[Kernel, ...]:
             K.norm(s, "transform_norm", elements),
         ]
     elif s.head in {"lm", "none"} and s.final_norm and not s.post_norm:
-        kernels += streams.gathered(s, last=True) if s.streams else ()
+        if s.streams:
+            weighted = naming.has_in_head(s, "streams_head")
+            kernels += streams.gathered(s, last=True) if weighted else streams.averaged(s)
         kernels.append(K.norm(s, "norm", saved=1, readers=1))
     if s.head == "lm" and s.embed_dim:
         kernels.append(K.linear("project_out", s.seq_len, h, s.embed_dim))
