@@ -67,6 +67,7 @@ PARTS = {
     "qwen3_vl_moe_vision",
     "qwen3_5_vision",
     "qwen3_5_moe_vision",
+    "qwen4_exp_vision",
     "kimi_k25_vision",
     "gemma4_vision",
     "minimax_m3_vl_vision",
@@ -95,6 +96,7 @@ SEEING = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen4_exp": "qwen4_exp_text",
     "kimi_k25": "deepseek_v3",
     "mistral3": "mistral",
     "llava": "llama",
@@ -300,6 +302,17 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         config |= rng.choice([{}, {"layer_types": rng.choices(words, k=layers)}])
         config |= rng.choice([{}, {"mlp_layer_types": rng.choices(["dense", "sparse"], k=layers)}])
         config["index_kpool_always_select_tail"] = rng.random() < 0.5
+    if kind == "qwen4_exp_text":
+        config |= {"hc_count": rng.choice([2, 3]), "hc_lowrank": 12, "indexer_n_heads": 2, "indexer_head_dim": 16}
+        config |= {"indexer_kv_heads": 1, "indexer_budget": 8, "indexer_compress_ratio": rng.choice([1, 2, 4])}
+        config |= {"ngram_vocab_size_base": 90, "make_ngram_vocab_size_divisible_by": 8, "heads_per_ngram": 2}
+        config |= {
+            "layer_types": ["linear_attention", *rng.choices(["linear_attention", "indexed_attention"], k=layers)]
+        }
+        config["layer_types"] = config["layer_types"][:layers]
+        linear = [i + 1 for i, word in enumerate(config["layer_types"]) if word == "linear_attention"]
+        config |= rng.choice([{}, {"ple_layer_ids": linear[:2], "ple_embed_dim": rng.choice([None, 48])}])
+        config |= {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25, "rope_theta": 1e4}}
     if kind == "glm_moe_dsa":
         config |= indexers_of_some(layers, rng)
     if kind == "gemma4_text":
@@ -455,7 +468,7 @@ OTHERWISE = {
     "jamba", "bamba", "falcon_h1", "granitemoehybrid", "minimax", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
     "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "llama4_text",
     "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "hy_v4", "lara_mini", "lfm3", "olmo_hybrid",
-    "minimax_m3_vl_text", "deepseek_v4", *IMAGES,
+    "minimax_m3_vl_text", "deepseek_v4", "qwen4_exp_text", *IMAGES,
 }  # fmt: skip
 """Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
 token, sparse attention as a mask; and vit, which reads no tokens."""
@@ -573,7 +586,7 @@ def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
         return sizes | {"patch_size": 14, "image_size": rng.choice([56, 112]), "attention_bias": rng.random() < 0.5}
     if kind.startswith("qwen"):
         sizes = {"depth": 3, "hidden_size": width, "num_heads": heads, "intermediate_size": 48, "out_hidden_size": 64}
-        if kind.startswith("qwen3"):
+        if kind.startswith(("qwen3", "qwen4")):
             stacked = {"deepstack_visual_indexes": [0, 2]} if kind.startswith("qwen3_vl") else {}
             return sizes | {"patch_size": 16, "num_position_embeddings": 144} | stacked
         return sizes | {"patch_size": 14, "fullatt_block_indexes": [1], "window_size": 112}

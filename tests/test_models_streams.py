@@ -1,4 +1,4 @@
-"""Hyper-connections (Hy4, DeepSeek-V4, GLM-5.3): against torch's counters and a trace of transformers' classes."""
+"""Hyper-connections (Hy4, DeepSeek-V4, GLM-5.3, Qwen4): against torch's counters and traces of transformers' classes."""
 
 from __future__ import annotations
 
@@ -154,6 +154,76 @@ def test_flops_of_chosen_pools_of_keys_are_those_that_torch_counts(pool: int) ->
     scores = [k for k in kernels if k.name == "index_scores"]
     masked = sum(2 * k.batch * k.m * k.n * (k.k + 1) - k.flops for k in scores)
     assert ours + masked == counter.get_total_flops()
+
+
+LOW_RANK: dict[str, Any] = {
+    "model_type": "qwen4_exp_text",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "hc_count": 3,
+    "hc_lowrank": 12,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "ngram_vocab_size_base": 90,
+    "heads_per_ngram": 2,
+    "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 1e4},
+}
+"""A small Qwen4-Exp: each element of its streams has a weight of its own."""
+
+
+def _counted(config: dict[str, Any], tokens: int) -> tuple[float, int]:
+    """FLOPs of a Qwen4-Exp, ours but for its indexer's scores, and as torch counts them."""
+    pytest.importorskip("transformers", reason="the class is transformers'")
+    from test_models_families import counted_flops
+
+    made = from_hf(config, seq_len=tokens, attention="eager")
+    ours = sum(k.flops for layer in made.layers for k in layer.kernels if k.name != "index_scores")
+    return ours, counted_flops(config, tokens)
+
+
+def test_flops_of_weights_of_low_rank_and_chosen_keys_are_those_that_torch_counts() -> None:
+    config = LOW_RANK | {"layer_types": ["indexed_attention"] * 2}
+    ours, theirs = _counted(config, 48)
+    pools = sum((token + 1) // 4 for token in range(48))
+    assert ours + 2 * 2 * 2 * 16 * pools == theirs
+
+
+def test_flops_of_features_of_ngrams_are_those_that_torch_counts() -> None:
+    config = LOW_RANK | {"layer_types": ["linear_attention"] * 2}
+    without, with_them = (_counted(config | {"ple_layer_ids": ids}, 48) for ids in ([], [2]))
+    assert with_them[0] - without[0] == with_them[1] - without[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"indexer_compress_ratio": 3}, "'indexer_compress_ratio' = 3 must divide 'indexer_budget' = 8"),
+        ({"indexer_budget": None}, "missing 'indexer_budget'"),
+        ({"indexer_kv_heads": 2}, "'indexer_kv_heads' = 2 is not described; only 1 is"),
+        ({"ple_layer_ids": [3]}, r"'ple_layer_ids' = \[3\] must be numbers of blocks, from 1 to 2"),
+        ({"ple_layer_ids": [1], "ple_embed_dim": 30}, "'ple_embed_dim' = 30 is not shared evenly by 4 heads"),
+        ({"layer_types": ["sliding_attention"] * 2}, "'layer_types' must be 'linear_attention' or 'indexed_attention'"),
+    ],
+)
+def test_what_a_qwen4_may_not_be_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        from_hf(LOW_RANK | change)
 
 
 def test_a_query_sees_its_window_and_the_compressed_keys_before_it() -> None:

@@ -105,7 +105,7 @@ def indexer_kernels(s: TransformerShape, x: Indexer) -> list[Kernel]:
     else:
         products.append(K.linear("index_k", t, s.d_model, x.dim))
     if x.pool and not s.compressor:
-        products.append(K.linear("index_pool_gate", t, s.d_model, x.dim))
+        products += [K.linear("index_pool_gate", t, s.d_model, x.dim)] if s.latent else []
         pooled = (K.memory("index_pooled", float(t * x.dim), K.Passes(9, 0, 6, 0), cut="whole"),)
     if weighted:
         products.append(K.linear("index_weights", t, s.d_model, x.heads))

@@ -19,6 +19,7 @@ from clustersim.model.sizes import (
     Latent,
     LayerInputs,
     LowRankOutput,
+    Ngrams,
     Patches,
     StateSpace,
 )
@@ -104,7 +105,9 @@ class TransformerShape:
         of :data:`~clustersim.model.sizes.KV_FROM`.
     inputs : what each block is told of its token. streams : of the residual, by hyper-connections
         (:mod:`clustersim.model.streams`); 0 for the one that others have. sinkhorn : iterations that make the matrix by
-        which streams are mixed doubly stochastic; 0 where nothing mixes them.
+        which streams are mixed doubly stochastic; 0 where nothing mixes them. streams_rank : of the product by which
+        each element of all streams is weighted, behind a norm of its own; 0 where each stream has one weight a token.
+    ngrams : features of n-grams that some blocks add to their streams.
     delta, space, indexer : sizes of the delta rule, of the state space, and of the sparse attention's indexer.
     compressor, low_output : sizes of compressed keys, and of a projection out by way of a narrower one. rotated :
         elements of a head that are rotated, and in its output back, as values are rotated with the keys that they are;
@@ -187,6 +190,8 @@ class TransformerShape:
     inputs: LayerInputs | None = None
     streams: int = 0
     sinkhorn: int = 0
+    streams_rank: int = 0
+    ngrams: Ngrams | None = None
     delta: Delta | None = None
     space: StateSpace | None = None
     indexer: Indexer | None = None
@@ -358,6 +363,7 @@ class TransformerShape:
             experts=self.experts if mlp == "experts" else None,
             window=self.window if words & LIMITED else 0,
             indexer=self.indexer if words & chooses else None,
+            ngrams=self.ngrams.of_block(block) if self.ngrams else None,
         )
 
 

@@ -62,6 +62,7 @@ STREAMS = {
     "streams_in": _Rule((2.0, 0.0, 0.0), (8.0, 8.0, 8.0)),
     "streams_spread": _Rule(NOTHING),
     "streams_mean": _Rule(NOTHING),
+    "streams_gates": _Rule(ONE, (6.0, 6.0, 12.0)),
 }
 """Of hyper-connections: streams in fp32, which the weights are made of, beside themselves where they are 16 bits; the
 gradients of product and norm, and of the sum, in fp32."""
@@ -139,7 +140,8 @@ def _of_streams(s: TransformerShape, name: str) -> _Rule:
     """Of a kernel of hyper-connections, for each element of all streams. A half's output is kept in fp32, for the
     gradient of its weights; where streams are mixed, as it is, and what the norm scales beside its input, and every
     matrix on the way to the one that mixes them, with its sums."""
-    output = tuple((size if s.sinkhorn else 4.0) / s.streams for size in ONE)
+    as_it_is = bool(s.sinkhorn or s.streams_rank)
+    output = tuple((size if as_it_is else 4.0) / s.streams for size in ONE)
     if s.sinkhorn and name == "streams_weights":
         return _Rule((8.0, 8.0, 8.0), STREAMS[name].working)
     if name == "streams_matrix":

@@ -320,3 +320,44 @@ def glm5_next(c: Config, values: Values) -> None:
     values["window"] = top + (pool - 1 if c.flag("index_kpool_always_select_tail", True, quiet=True) else 0)
     values["experts.dense_first"] = min(3, layers)
     clamped(c, values)
+
+
+def qwen4_exp(c: Config, values: Values) -> None:
+    """Qwen4-Exp: a delta rule in three of four blocks, where no list says which; the others attend to chosen pools of
+    keys and those of the last pool, which is not whole. Some blocks have features of n-grams."""
+    layers = values["layers"]
+    kinds = worded(
+        c,
+        "layer_types",
+        {"linear_attention": "delta", "indexed_attention": "sliding", "full_attention": "sliding"},
+        layers,
+    )
+    if not kinds:
+        every = c.number("full_attention_interval", 4, "blocks from one that attends to the next")
+        c.defaults.pop("full_attention_interval", None)
+        kinds = ["delta" if (i + 1) % every else "sliding" for i in range(layers)]
+    values["mixers"] = shortest(kinds)
+    refuse_others(c, {"indexer_kv_heads": (1,)})
+    top = values["indexer.top"]
+    pool = values["indexer.pool"]
+    if top is None or pool is None or top % pool:
+        raise ModelError(
+            f"{c.where}: 'indexer_compress_ratio' = {pool!r} must divide 'indexer_budget' = {top!r}, the keys that a "
+            "token attends to"
+        )
+    values["window"] = top + pool - 1
+    numbers = c.listed("ple_layer_ids", "numbers of blocks, from one")
+    if not numbers:
+        for name in [name for name in values if name.startswith("ngrams.")]:
+            del values[name]
+        return
+    if not all(isinstance(i, int) and 1 <= i <= layers for i in numbers):
+        raise ModelError(f"{c.where}: 'ple_layer_ids' = {numbers!r} must be numbers of blocks, from 1 to {layers}")
+    values["ngrams.blocks"] = tuple(sorted({i - 1 for i in numbers}))
+    values["ngrams.width"] = values.get("ngrams.width") or values["d_model"]
+    heads = (values["ngrams.longest"] - 1) * values["ngrams.heads"]
+    if not heads or values["ngrams.width"] % heads:
+        raise ModelError(
+            f"{c.where}: 'ple_embed_dim' = {values['ngrams.width']} is not shared evenly by {heads} heads, which "
+            "'ngram_size' and 'heads_per_ngram' give"
+        )

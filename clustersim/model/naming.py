@@ -14,8 +14,9 @@ from clustersim.model.base import Latent, Patches, TransformerShape
 from clustersim.model.compressed import compressor_part, output_parts
 from clustersim.model.expert_naming import expert_parts
 from clustersim.model.families import families
+from clustersim.model.ngrams import ngram_tensors
 from clustersim.model.sizes import Indexer
-from clustersim.model.tensor_parts import Part, Tensors, affine, gpt2_part, linear_part, tensor_part
+from clustersim.model.tensor_parts import Part, Tensors, affine, gpt2_part, linear, linear_part, tensor_part
 
 
 def embedding(s: TransformerShape) -> Tensors:
@@ -105,6 +106,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "project_out": linear_part(h, s.embed_dim, there=s.embed_dim > 0),
         "embedding_norm": linear_part(1, h, bias=s.norm_bias),
         "final_norm": linear_part(1, h, bias=s.norm_bias, there=s.final_norm and s.norm_weight),
+        "final_affine": linear_part(1, h, bias=True, there=s.final_norm),
         "logits": tensor_part(
             s.vocab * s.embedding_width,
             "vocab",
@@ -162,6 +164,9 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
         "norm_behind": linear_part(1, h, bias=s.norm_bias, there=s.norm_places in {"both", "after"}),
         "layer_scale": tensor_part(h),
         "streams": _streams(s, {"fn": streams.weights(s), "base": streams.weights(s), "scale": 3 if s.sinkhorn else 2}),
+        "streams_low_rank": _streams_low_rank(s),
+        "streams_low_rank_head": _streams_low_rank(s, last=True),
+        "ngrams": lambda name: ngram_tensors(s, name),
         "streams_head": _streams(s, {"hc_fn": s.streams, "hc_base": s.streams, "hc_scale": 1}),
         "qkv": gpt2_part(s, h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
         "q": linear_part(h, queries, "column", bias=s.qkv_bias, there=attends),
@@ -189,6 +194,15 @@ def _streams(s: TransformerShape, rows: dict[str, int]) -> Part:
         Tensor(f"{name}.{part}", numel, cut="sequence", width=wide if part == product else 1)
         for part, numel in sizes.items()
     )
+
+
+def _streams_low_rank(s: TransformerShape, *, last: bool = False) -> Part:
+    """What makes a weight of each element of a token's streams, and, but for the ``last``, those of a half's output."""
+    wide = s.d_model * s.streams
+    rank = s.streams_rank
+    sizes = {"hc_norm": (1, wide), "input_mix_weight_down": (wide, rank), "input_mix_weight_up": (rank, wide)}
+    sizes |= {} if last else {"block_inject_weight": (wide, s.streams)}
+    return lambda name: tuple(tensor for part, size in sizes.items() for tensor in linear(f"{name}.{part}", *size))
 
 
 def _of_attention(s: TransformerShape) -> dict[str, Part]:
@@ -233,6 +247,7 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
         "values_out": linear_part(s.heads * s.value_dim, h, "row", bias=s.out_bias, there=attends),
         "index_q": linear_part(seen, x.heads * x.dim, there=index),
         "index_k": linear_part(h, x.dim, there=index),
+        "index_qk": linear_part(seen, (x.heads + 1) * x.dim, there=index),
         "index_k_norm": linear_part(1, x.dim, bias=True, there=index),
         "index_norm": tensor_part(x.dim, there=index),
         "index_weights": linear_part(h, x.heads, there=index and (latent or s.compressor is not None)),

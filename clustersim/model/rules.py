@@ -347,6 +347,7 @@ RULES: dict[str, Rule] = {
     "hy_v4": later_rules.hy_v4,
     "deepseek_v4": later_rules.deepseek_v4,
     "glm5_next": later_rules.glm5_next,
+    "qwen4_exp": later_rules.qwen4_exp,
     "olmo_hybrid": later_rules.olmo_hybrid,
     "neox": _neox,
     "one_key": _one_key,

@@ -25,6 +25,7 @@ from clustersim.model.sizes import (
     Latent,
     LayerInputs,
     LowRankOutput,
+    Ngrams,
     Patches,
     StateSpace,
 )
@@ -92,6 +93,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "indexer": Indexer,
     "compressor": Compressor,
     "low_output": LowRankOutput,
+    "ngrams": Ngrams,
     "inputs": LayerInputs,
     "patches": Patches,
 }

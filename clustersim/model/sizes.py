@@ -85,6 +85,38 @@ class LayerInputs(msgspec.Struct, frozen=True):
     vocab: int
 
 
+class Ngrams(msgspec.Struct, frozen=True):
+    """Features of n-grams that some blocks add to every stream of their residual (Qwen4-Exp's per-layer embedding).
+
+    Parameters
+    ----------
+    blocks : which have them. width : elements of all heads together. heads : of n-grams of each length, from two
+        tokens to ``longest``. base, divisor : a head's rows are the next prime from ``base`` on, those of all heads
+        padded to a multiple of ``divisor``. conv : tokens that the short convolution sees. place : which of the blocks
+        one is.
+    """
+
+    blocks: tuple[int, ...]
+    width: int
+    heads: int
+    longest: int
+    base: int
+    divisor: int
+    conv: int
+    place: int = 0
+
+    @property
+    def all_heads(self) -> int:
+        """Heads of n-grams of every length."""
+        return (self.longest - 1) * self.heads
+
+    def of_block(self, block: int) -> Ngrams | None:
+        """As one block has them; None where it has none."""
+        if block not in self.blocks:
+            return None
+        return msgspec.structs.replace(self, blocks=(), place=self.blocks.index(block))
+
+
 class Latent(msgspec.Struct, frozen=True):
     """Multi-head latent attention: queries, and keys with values, go through projections of low rank.
 

@@ -55,8 +55,34 @@ def spread(s: TransformerShape) -> K.Kernels:
     return (K.memory("streams_spread", elements(s), K.operators(f"{share}*s: :s", f"s: {share}*:s", 1, 1)),)
 
 
+_ELEMENTWISE = ("h:h hh:h h:", ":h hh:h hh:h hh:h hh:h")
+"""A sigmoid, what it scales, and the mean of all streams; backward of each, and sums of the norm's gradients."""
+
+
+def _weighted_elements(s: TransformerShape, *, last: bool) -> K.Kernels:
+    """The input of a half by a weight for each element of all streams, from a product of low rank behind a norm; with
+    the weights of its output, which the ``last`` does not need (Qwen4-Exp)."""
+    t = s.seq_len
+    wide = s.d_model * s.streams
+    every = elements(s)
+    injected = (
+        K.sharing_input(K.linear("streams_inject", t, wide, s.streams)),
+        K.memory("inject_activation", float(t * s.streams), K.Passes(6, 6, 3, 3), saved=1),
+    )
+    return (
+        K.norm(s, "norm_streams", every),
+        K.linear("streams_down", t, wide, s.streams_rank),
+        K.memory("rank_activation", float(t * s.streams_rank), K.Passes(4, 5, 2, 2), saved=1),
+        K.linear("streams_up", t, s.streams_rank, wide),
+        K.memory("streams_gates", every, K.operators(*_ELEMENTWISE, 3, 6), saved=1),
+        *(() if last else injected),
+    )
+
+
 def gathered(s: TransformerShape, *, last: bool = False) -> K.Kernels:
     """The weights of a half (of the head, which is the ``last``, those of its input alone), and its input."""
+    if s.streams_rank:
+        return _weighted_elements(s, last=last)
     share = 1.0 / s.streams
     every = elements(s)
     flops = 2.0 * every * (s.streams if last else weights(s))
@@ -100,7 +126,9 @@ def returned(s: TransformerShape, half: str) -> K.Kernels:
     share = 1.0 / s.streams
     passes = K.Passes(2 + share, 2 + 2 * share, 1, 2)
     flops = 2.0 * elements(s) * s.streams if s.sinkhorn else 0.0
-    if s.sinkhorn and not s.fuses:
+    if s.streams_rank and not s.fuses:
+        passes = K.operators(f"{share}*h: :h hs:s", f"s:s s: {share}*:s s:s s:", 2, 5)
+    elif s.sinkhorn and not s.fuses:
         # The output's product with its weights, the streams' with their matrix, and the sum; backward of each.
         ahead = f"{share}*s: :s s:s ss:s"
         back = f"{share}*s: s:s s: s:s {share}*:s s: s: s:s"

@@ -45,7 +45,7 @@ def with_tower(c: Config, family: Family) -> tuple[TransformerShape, list[Config
     tower = Tower(seen, (), 0, family.vision_to, family.text_to, family.head_to)
     tokens = _merged(c, vision, family.merged, seen)
     bridges = _bridges((vision, c), family, seen, shape, tokens)
-    shape = replace(shape, tower=replace(tower, bridges=bridges, tokens=tokens))
+    shape = replace(shape, tower=replace(tower, bridges=bridges, tokens=tokens[0]))
     return shape, [text, vision], image_note(shape)
 
 
@@ -143,8 +143,8 @@ def resized(s: TransformerShape, pixels: int) -> TransformerShape:
     return replace(s, tower=replace(tower, shape=seen, tokens=max(1, tokens)))
 
 
-def _merged(c: Config, vision: Config, rule: str, seen: TransformerShape) -> int:
-    """Tokens of the decoder that an image becomes.
+def _merged(c: Config, vision: Config, rule: str, seen: TransformerShape) -> tuple[int, int]:
+    """Tokens of the decoder that an image becomes, and patches of each.
 
     ``all`` : a token for each patch. ``field:KEY`` : as the config says. ``square:KEY``, ``own:KEY`` : squares of so
     many patches a side, by the tower's table or the config's own. ``ratio:KEY``, ``own_ratio:KEY`` : a side is scaled
@@ -153,26 +153,31 @@ def _merged(c: Config, vision: Config, rule: str, seen: TransformerShape) -> int
     grid = seen.patches.grid if seen.patches else 0
     kind, _, key = rule.partition(":")
     if kind == "field":
-        return c.number(key, 0, "tokens of an image")
+        tokens = c.number(key, 0, "tokens of an image")
+        return tokens, max(1, round(grid / tokens))
     if kind in {"square", "own"}:
         side = (vision if kind == "square" else c).side(key, 2, "patches of a side that become one token")
-        return max(1, grid // side**2)
+        return max(1, grid // side**2), side**2
     if kind in {"ratio", "own_ratio"}:
         table = vision if kind == "ratio" else c
         ratio = table.value(key)
         if not isinstance(ratio, int | float) or isinstance(ratio, bool) or not 0 < ratio <= 1:
             raise ModelError(f"{table.where}: '{key}' = {ratio!r} must be a number above zero, at most 1")
-        return max(1, round(grid * ratio**2))
-    return grid
+        return max(1, round(grid * ratio**2)), max(1, round(1 / ratio**2))
+    return grid, 1
 
 
 def _bridges(
-    tables: tuple[Config, Config], family: Family, seen: TransformerShape, text: TransformerShape, tokens: int
+    tables: tuple[Config, Config],
+    family: Family,
+    seen: TransformerShape,
+    text: TransformerShape,
+    tokens: tuple[int, int],
 ) -> tuple[Bridge, ...]:
-    """The projector's lines with widths in numbers; ``tables`` : the tower's, and the whole config."""
+    """The projector's lines with widths in numbers; ``tables`` : the tower's, and the whole config. ``tokens`` : of
+    an image, and patches of each."""
     vision, whole = tables
-    grid = seen.patches.grid if seen.patches else 0
-    merged = max(1, round(grid / tokens))
+    merged = tokens[1]
     widths = {"v": seen.d_model, "t": text.d_model, "m": seen.d_model * merged, "tm": text.d_model * merged}
 
     def width(word: str) -> int:

@@ -19,6 +19,7 @@ from clustersim.model.experts import expert_kernels
 from clustersim.model.families import families
 from clustersim.model.kept import with_bytes
 from clustersim.model.mixers import LINEAR
+from clustersim.model.ngrams import ngram_kernels
 from clustersim.model.towers import renamed, tower_layers
 from clustersim.model.vision import class_kernels, patch_kernels
 
@@ -253,7 +254,7 @@ def block_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     mixer = _mixer_kernels(s)
     mlp = _mlp_kernels(s) if s.experts or s.d_ff else ()
     told = _told_kernels(s, s.inputs.width) if s.inputs else ()
-    return with_bytes(s, (*_in_order(s, mixer, mlp), *told, *_backward_sums(s)))
+    return with_bytes(s, (*ngram_kernels(s), *_in_order(s, mixer, mlp), *told, *_backward_sums(s)))
 
 
 def _told_kernels(s: TransformerShape, width: int) -> K.Kernels:
@@ -284,8 +285,8 @@ def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernel
             continue
         readers = reads[number % 2 if places == "post" else number - 1]
         if s.streams:
-            norm = K.norm(s, f"norm_{number}", readers=readers)
-            listed += [*streams.gathered(s), norm, *half, *streams.returned(s, name)]
+            norms = () if s.streams_rank else (K.norm(s, f"norm_{number}", readers=readers),)
+            listed += [*streams.gathered(s), *norms, *half, *streams.returned(s, name)]
             continue
         norm = K.norm(s, f"norm_{number}", readers=0 if places == "after" else readers)
         residual = K.residual(s, f"{name}_residual")
@@ -390,11 +391,11 @@ def _head_kernels(s: TransformerShape, positions: int) -> tuple[Kernel, ...]:
             K.memory("transform_activation", elements, K.ACTIVATION["gelu"]),
             K.norm(s, "transform_norm", elements),
         ]
-    elif s.head in {"lm", "none"} and s.final_norm and not s.post_norm:
+    elif s.head in {"lm", "none"} and not s.post_norm:
         if s.streams:
-            weighted = naming.has_in_head(s, "streams_head")
+            weighted = s.streams_rank or naming.has_in_head(s, "streams_head")
             kernels += streams.gathered(s, last=True) if weighted else streams.averaged(s)
-        kernels.append(K.norm(s, "norm", saved=1, readers=1))
+        kernels += [K.norm(s, "norm", saved=1, readers=1)] if s.final_norm else []
     if s.head == "lm" and s.embed_dim:
         kernels.append(K.linear("project_out", s.seq_len, h, s.embed_dim))
     if s.head in {"lm", "mlm", "pretraining"}:
