@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 import zlib
@@ -32,7 +33,7 @@ EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "mellum", "deepseek_v2", "
 EXPERTS_APART |= {"gemma4_text", "gemma4_unified_text"}
 """Types whose experts are listed one by one, as transformers 4 has them; and OPT and Gemma 4, whose final norm or
 further table stands where it runs: names are compared without their order."""
-UNBUILT = {"kimi_k2", "longcat_flash", "step3p5"}
+UNBUILT = {"kimi_k2", "longcat_flash", "step3p5", "step3p7"}
 """Types that transformers has no class for, and whose fields are another's; and LongCat, whose class makes gates and
 ups of experts that compute nothing: ``test_models_later.py`` compares it without them; and Step 3.5, which has a class
 behind a tower alone."""
@@ -75,6 +76,7 @@ PARTS = {
     "glm4v_moe_vision",
     "glm5_next_text",
     "glm5_next_vision",
+    "step3p5_vision",
     "internvl_vision",
     "idefics3_vision",
     "smolvlm_vision",
@@ -710,9 +712,26 @@ def step_config(rng: random.Random) -> dict[str, Any]:
     return config | rng.choice([{"attention_other_setting": other}, {"num_sliding_attention_heads": 8}, {}])
 
 
-def test_step_is_the_decoder_that_transformers_has_behind_a_tower() -> None:
-    import json
+def test_step_reads_images_by_a_tower_that_ends_in_convolutions() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.models.step3p7 import configuration_step3p7, modeling_step3p7
 
+    rng = random.Random(1)
+    for side, ratio in ((56, 2.0), (112, 35 / 6)):
+        text = step_config(rng) | {"model_type": "step3p7"}
+        tower = {"width": 48, "layers": 2, "heads": 4, "mlp_ratio": ratio, "image_size": side, "patch_size": 14}
+        config: dict[str, Any] = {"text_config": text, "vision_config": tower, "projector_bias": rng.random() < 0.5}
+        given = from_hf(config | {"model_type": "step3p7"})
+        made = configuration_step3p7.Step3p7Config(**json.loads(json.dumps(config)))
+        whole = modeling_step3p7.Step3p7ForConditionalGeneration._from_config(made, attn_implementation="eager")
+        assert dict(as_rows(given)) == {name: tensor.numel() for name, tensor in whole.named_parameters()}
+        layers = [layer for layer in given.layers if layer.name.startswith(("vision", "projector"))]
+        with FlopCounterMode(display=False) as counter:
+            whole.model.get_image_features(torch.ones(1, 3, side, side))
+        assert sum(k.flops for layer in layers for k in layer.kernels) == counter.get_total_flops()
+
+
+def test_step_is_the_decoder_that_transformers_has_behind_a_tower() -> None:
     from torch.utils.flop_counter import FlopCounterMode
     from transformers.models.step3p7 import configuration_step3p7, modeling_step3p7
 
@@ -989,8 +1008,6 @@ def test_a_part_that_is_not_described_is_no_part_that_is_not_there() -> None:
 
 
 def test_fields_are_those_of_the_installed_transformers() -> None:
-    import json
-
     installed = tables(kinds_of_rows())
     written = json.loads(FILE.read_text())
     assert plain(installed) == written

@@ -1,4 +1,4 @@
-"""Hyper-connections (Hy4, DeepSeek-V4, GLM-5.3, Qwen4): against torch's counters and traces of transformers' classes."""
+"""Hyper-connections (Hy4, DeepSeek-V4, GLM-5.3, Qwen4): against torch's counters and traces of the classes."""
 
 from __future__ import annotations
 

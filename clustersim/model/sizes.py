@@ -264,7 +264,8 @@ class Bridge(msgspec.Struct, frozen=True):
     kind : ``linear``, ``each_patch`` (one of every patch, ahead of their merging), ``raw`` (a matrix that is no
         module), ``norm``, ``plain`` (a norm without a weight) or ``vector`` (one learned token, set behind others).
     name : of the module or tensor.
-    n_in, n_out : its widths; equal for a norm. bias : whether it has one.
+    n_in, n_out : its widths; equal for a norm. bias : whether it has one. times : rows of it for each token that
+        an image becomes.
     """
 
     kind: str
@@ -272,3 +273,4 @@ class Bridge(msgspec.Struct, frozen=True):
     n_in: int
     n_out: int
     bias: bool = False
+    times: int = 1

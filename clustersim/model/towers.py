@@ -147,8 +147,8 @@ def _merged(c: Config, vision: Config, rule: str, seen: TransformerShape) -> tup
     """Tokens of the decoder that an image becomes, and patches of each.
 
     ``all`` : a token for each patch. ``field:KEY`` : as the config says. ``square:KEY``, ``own:KEY`` : squares of so
-    many patches a side, by the tower's table or the config's own. ``ratio:KEY``, ``own_ratio:KEY`` : a side is scaled
-    by that number.
+    many patches a side, by the tower's table or the config's own. ``side:N`` : of N patches a side. ``ratio:KEY``,
+    ``own_ratio:KEY`` : a side is scaled by that number.
     """
     grid = seen.patches.grid if seen.patches else 0
     kind, _, key = rule.partition(":")
@@ -158,6 +158,8 @@ def _merged(c: Config, vision: Config, rule: str, seen: TransformerShape) -> tup
     if kind in {"square", "own"}:
         side = (vision if kind == "square" else c).side(key, 2, "patches of a side that become one token")
         return max(1, grid // side**2), side**2
+    if kind == "side":
+        return max(1, grid // int(key) ** 2), int(key) ** 2
     if kind in {"ratio", "own_ratio"}:
         table = vision if kind == "ratio" else c
         ratio = table.value(key)
@@ -181,10 +183,12 @@ def _bridges(
     widths = {"v": seen.d_model, "t": text.d_model, "m": seen.d_model * merged, "tm": text.d_model * merged}
 
     def width(word: str) -> int:
-        """A word's width, or a part of it: one that is given, or a field of the config or the tower's."""
+        """A word's width, or a part of it: one that is given, maybe so many times, or a field of the config or the
+        tower's."""
         word, _, parts = word.partition("/")
-        if word in widths:
-            return widths[word]
+        bare = word.lstrip("0123456789")
+        if bare in widths:
+            return int(word.removesuffix(bare) or 1) * widths[bare]
         table = whole if whole.has(word) or whole.default(word) is not None else vision
         return table.number(word, 0, "a width of the projector") // int(parts or 1)
 
@@ -206,7 +210,8 @@ def _bridges(
         ends, _, field = sizes[-1].partition(":")
         numbers = [width(word) for word in sizes[: len(sizes) - (ends == "bias")]]
         bias = ends == "bias" and (not field or whole.flag(field, True, quiet=True))
-        made.append(Bridge(kind, name, numbers[0], numbers[-1], bias))
+        kind, _, times = kind.partition("*")
+        made.append(Bridge(kind, name, numbers[0], numbers[-1], bias, int(times or 1)))
     return tuple(made)
 
 
@@ -275,7 +280,7 @@ def _projector(s: TransformerShape, tower: Tower) -> Layer:
     tensors: list[Tensor] = []
     kernels: list[Kernel] = []
     for bridge in tower.bridges:
-        rows = patches if bridge.kind == "each_patch" else merged
+        rows = patches if bridge.kind == "each_patch" else merged * bridge.times
         if bridge.kind == "vector":
             tensors.append(Tensor(bridge.name, bridge.n_in))
             continue
