@@ -258,7 +258,11 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         config["attention_types"] = [[rng.choices(["global", "local"], k=layers), 1]]
     if kind == "flint":
         config["mlp_only_layers"] = rng.choice([None, [], [1], [0]])
-    if kind == "axk1" and rng.random() < 0.5:
+    if kind == "axk2":
+        config |= {"gated_norm_rank": 12, "num_key_value_heads": heads}
+        if rng.random() < 0.5:
+            config |= {"n_group": None, "topk_group": None}
+    if kind in {"axk1", "axk2"} and rng.random() < 0.5:
         config["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=layers)
     if kind == "lfm3":
         config |= {name: rng.random() < 0.5 for name in ("use_sandwich_norm", "use_attention_gate")}
@@ -470,7 +474,7 @@ OTHERWISE = {
     "jamba", "bamba", "falcon_h1", "granitemoehybrid", "minimax", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
     "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "llama4_text",
     "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "hy_v4", "lara_mini", "lfm3", "olmo_hybrid",
-    "minimax_m3_vl_text", "deepseek_v4", "qwen4_exp_text", *IMAGES,
+    "minimax_m3_vl_text", "deepseek_v4", "qwen4_exp_text", "axk2", *IMAGES,
 }  # fmt: skip
 """Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
 token, sparse attention as a mask; and vit, which reads no tokens."""
@@ -492,6 +496,16 @@ def test_flops_of_experts_in_a_narrower_width_are_those_that_torch_counts() -> N
     config["layers_block_type"] = ["moe", "full_attention", "mlp"]
     made = from_hf(config, seq_len=48, attention="eager")
     assert sum(k.flops for layer in made.layers for k in layer.kernels) == counted_flops(config, 48)
+
+
+def test_flops_of_gated_norms_and_queries_with_their_gate_are_those_that_torch_counts() -> None:
+    config = random_config("axk2", random.Random(4))
+    kernels = [k for layer in from_hf(config, seq_len=48, attention="eager").layers for k in layer.kernels]
+    ours = sum(k.flops for k in kernels if not k.name.endswith("latent_norm"))
+    # Its indexer scores masked keys, too, and sums heads by a product.
+    scores = [k for k in kernels if k.name == "index_scores"]
+    masked = sum(2 * k.batch * k.m * k.n * (k.k + 1) - k.flops for k in scores)
+    assert ours + masked == counted_flops(config, 48)
 
 
 @pytest.mark.parametrize("kind", ["lfm3", "lara_mini"])

@@ -32,6 +32,12 @@ def latent_projections(s: TransformerShape, a: Latent) -> K.Kernels:
             _latent_norm(s, "q_latent_norm", a.q_rank),
             replace(K.linear("q_up", t, a.q_rank, s.width), cut="column"),
         ]
+        if s.attn_gate:
+            wide = s.width + s.heads * a.value
+            queries[2:] = [
+                K.memory("q_joined", float(t * 2 * a.q_rank), K.Passes(2, 2)),
+                replace(K.linear("q_up", t, 2 * a.q_rank, wide), cut="column"),
+            ]
     else:
         queries = [replace(K.linear("q", t, h, s.width), cut="column")]
     rotated = float(t * (s.heads + 1) * a.rope)

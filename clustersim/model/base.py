@@ -94,7 +94,10 @@ class TransformerShape:
         (Gemma's, OLMo 2's), where Llama's multiplies behind it. wide_rotation : queries and keys are rotated in fp32
         (OLMo's). rotates : which blocks rotate, repeated where there are more blocks; empty where all do.
     attn_gate : queries have a gate of their size, whose sigmoid scales the heads' outputs (Qwen3-Next).
-    output_gate : so does a gate with a projection of its own, from :data:`OUTPUT_GATES`.
+    output_gate : so does a gate with a projection of its own, from :data:`OUTPUT_GATES`; in ``attn_gate`` of latent
+        attention, gate and queries are one product of the queries' latent vector and of what its norm reads (A.X K2).
+    norm_gate : rank of an MLP whose sigmoid scales what a norm in front of attention or experts gives (A.X K2); 0 for
+        none.
     q_rank : queries of plain attention go through a projection of this rank and its norm (Step 3); 0 for one product.
     mixers, mlps : of each block, from :data:`MIXERS` and :data:`MLPS`, repeated where there are more blocks; two mixers
         side by side are joined by ``+`` (Falcon-H1). Empty where all blocks attend, and have experts where ``experts``
@@ -175,6 +178,7 @@ class TransformerShape:
     norm_places: str = "before"
     qk_norm_of: str = "head"
     norm_weight: bool = True
+    norm_gate: int = 0
     wide_norms: bool = False
     wide_rotation: bool = False
     rotates: tuple[bool, ...] = ()

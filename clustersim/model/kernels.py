@@ -265,6 +265,19 @@ def norm(
     return memory(name, over, passes, saved=usual.saved if saved is None else saved)
 
 
+def norm_gate(s: TransformerShape, number: int) -> Kernels:
+    """What a norm gives is scaled by a sigmoid of an MLP of low rank that reads it (A.X K2), in fp32."""
+    t = s.seq_len
+    elements = float(t * s.d_model)
+    scaled = operators("h~w w:w hw:w w~h", "h~w ww:w ww:w ww:w w~h hh:h", 4, 7)
+    return (
+        linear(f"norm_gate_down_{number}", t, s.d_model, s.norm_gate),
+        memory(f"norm_gate_activation_{number}", float(t * s.norm_gate), ACTIVATION["silu"], saved=1),
+        linear(f"norm_gate_up_{number}", t, s.norm_gate, s.d_model),
+        memory(f"norm_gate_scaled_{number}", elements, scaled, saved=2),
+    )
+
+
 def is_narrow_norm(s: TransformerShape, name: str) -> bool:
     """Whether a norm is of what a product has just made, and autocast has it in 16 bits: a LayerNorm it has in fp32."""
     return s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)

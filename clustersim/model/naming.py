@@ -156,6 +156,10 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
     queries = s.width * (2 if s.attn_gate else 1)
     return {
         "norm": linear_part(1, h, bias=s.norm_bias, there=s.norm_weight),
+        "norm_gate": _norm_gate(s, there=s.norm_gate > 0),
+        "norm_gate_of_experts": _norm_gate(s, there=s.norm_gate > 0 and s.experts is not None),
+        "norm_of_gate": linear_part(1, h, bias=s.norm_bias, there=s.experts is not None),
+        "norm_of_dense": linear_part(1, h, bias=s.norm_bias, there=s.experts is None),
         "norm_later": linear_part(1, h, bias=s.norm_bias),
         "norm_2": linear_part(1, h, bias=s.norm_bias, there=not s.norm_places.startswith("parallel")),
         "two_norm": linear_part(1, h, bias=s.norm_bias, there=s.norm_places == "parallel_two"),
@@ -183,6 +187,12 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
         "down": gpt2_part(s, s.d_ff, h, "row", bias=s.mlp_bias, there=dense),
         "scalar": tensor_part(1, there=dense),
     }
+
+
+def _norm_gate(s: TransformerShape, *, there: bool) -> Part:
+    """An MLP of low rank behind a norm."""
+    sizes = {"fc1": (s.d_model, s.norm_gate), "fc2": (s.norm_gate, s.d_model)}
+    return lambda name: tuple(t for part, size in sizes.items() for t in linear(f"{name}.{part}", *size) if there)
 
 
 def _streams(s: TransformerShape, rows: dict[str, int]) -> Part:
@@ -233,6 +243,7 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
         "q_down": linear_part(h, rank, bias=s.qkv_bias, there=low),
         "q_norm": tensor_part(rank, "sequence", there=low),
         "q_up": linear_part(rank, s.width, "column", there=low),
+        "q_gate_up": linear_part(2 * rank, s.width + s.heads * s.value_dim, "column", there=low),
         "q_whole": linear_part(h, s.width, "column", bias=s.qkv_bias and plain, there=attends and not low),
         "kv_whole": linear_part(h, s.kv_width, "column", bias=s.qkv_bias, there=plain),
         "kv_down": linear_part(h, a.kv_rank + a.rope, bias=s.qkv_bias, there=latent),

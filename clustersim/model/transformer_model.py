@@ -297,7 +297,8 @@ def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernel
         elif places == "both" or (places == "behind_experts" and s.experts and name == "mlp"):
             listed += [norm, *half, K.norm(s, f"norm_behind_{number}"), *residual]
         else:
-            listed += [norm, *half, *residual]
+            gated = s.norm_gate and (name == "attention" or s.experts)
+            listed += [norm, *(K.norm_gate(s, number) if gated else ()), *half, *residual]
     return tuple(listed)
 
 
