@@ -44,6 +44,8 @@ NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 """Types whose class fails without ``head_dim``, which it has not by default."""
 OWN_HEADS = {"gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "minimax_m3_vl_text"}
 """Types whose heads are drawn to go together."""
+KEPT = {"mamba2", "nemotron", "internlm3", "dbrx", *OWN_HEADS}
+"""Types none of whose fields is left out: the class fails without one, or has others by default."""
 AS_ENCODER = {"modernbert", "eurobert", "distilbert", "bert", "roberta", "xlm-roberta", "camembert"}
 BY_CLASS = {"mistral4": "Mistral4ForCausalLM"}
 """Decoders that transformers' Auto classes do not know, since they come with a tower in front."""
@@ -258,6 +260,18 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         config["attention_types"] = [[rng.choices(["global", "local"], k=layers), 1]]
     if kind == "flint":
         config["mlp_only_layers"] = rng.choice([None, [], [1], [0]])
+    if kind == "dbrx":
+        config |= {
+            "n_heads": heads,
+            "attn_config": {"kv_n_heads": kv, "rope_theta": 1e4, "clip_qkv": 8},
+            "tie_word_embeddings": False,
+        }
+        table = {"ffn_hidden_size": 40, "moe_num_experts": experts, "moe_top_k": 2, "hidden_size": width}
+        config["ffn_config"] = table
+    if kind == "modernbert-decoder":
+        config |= {"tie_word_embeddings": True, "local_attention": 16}
+        words = ["full_attention", "sliding_attention"]
+        config |= rng.choice([{}, {"layer_types": rng.choices(words, k=layers)}])
     if kind == "axk2":
         config |= {"gated_norm_rank": 12, "num_key_value_heads": heads}
         if rng.random() < 0.5:
@@ -341,7 +355,7 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
             config["layer_types"] = rng.choices(["full_attention", "sliding_attention"], k=layers)
             config["mlp_layer_types"] = rng.choices(["dense", "sparse"], k=layers)
     for name in ("num_key_value_heads", "head_dim", "tie_word_embeddings", "attention_bias", "sliding_window"):
-        if rng.random() < 0.2 and name in config and kind not in {"mamba2", "nemotron", "internlm3", *OWN_HEADS}:
+        if rng.random() < 0.2 and name in config and kind not in KEPT:
             left_out = fields[name]
             if name == "num_key_value_heads" and left_out is not None and heads % left_out:
                 continue

@@ -34,7 +34,7 @@ def expert_parts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
     names = _GATED if s.gated else _PLAIN
     if e is None:
         absent = ["router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain"]
-        absent += ["shared_joined", "shared_gate", "latent_in", "latent_out"]
+        absent += ["shared_joined", "shared_gate", "latent_in", "latent_out", "experts_stacked"]
         absent += ["shared_gate_up", "expert_norm", "norm_behind_experts", "router_scale", "expert_scale"]
         parts: dict[str, Part] = {part: lambda _: () for part in absent}
         there = s.d_ff > 0
@@ -61,6 +61,7 @@ def expert_parts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
         "experts": each(names),
         "experts_w": each(_GATED_W),
         "experts_joined": lambda name: _joined(name, routed, e),
+        "experts_stacked": lambda name: _stacked(name, routed, e),
         "latent_in": linear_part(s.d_model, row, bias=s.mlp_bias, there=e.latent > 0),
         "latent_out": linear_part(row, s.d_model, bias=s.mlp_bias, there=e.latent > 0),
         "correction": tensor_part(e.count + e.zero, there=e.correction),
@@ -89,6 +90,13 @@ def _joined(name: str, s: TransformerShape, e: Experts) -> Tensors:
     if e.bias:
         tensors.append(Tensor(f"{down}_bias", n * h, cut="expert", width=h))
     return tuple(tensors)
+
+
+def _stacked(name: str, s: TransformerShape, e: Experts) -> Tensors:
+    """One tensor each for all experts' gates, ups and downs (DBRX)."""
+    each = e.width * s.d_model
+    cuts = {"w1": "expert_column", "v1": "expert_column", "w2": "expert_row"}
+    return tuple(Tensor(f"{name}.{part}", e.count * each, cut=cut, width=each) for part, cut in cuts.items())
 
 
 def _shared_gate_up(name: str, s: TransformerShape, width: int) -> Tensors:

@@ -361,3 +361,25 @@ def qwen4_exp(c: Config, values: Values) -> None:
             f"{c.where}: 'ple_embed_dim' = {values['ngrams.width']} is not shared evenly by {heads} heads, which "
             "'ngram_size' and 'heads_per_ngram' give"
         )
+
+
+def dbrx(c: Config, values: Values) -> None:
+    """DBRX's experts read what the model's blocks have, and their gates are SiLU's."""
+    width = c.data.get("ffn_config.hidden_size", values["d_model"])
+    if width != values["d_model"]:
+        raise ModelError(f"{c.where}: ffn_config.hidden_size = {width!r} must be 'd_model' = {values['d_model']}")
+    activation = c.data.get("ffn_config.ffn_act_fn")
+    if activation not in (None, {"name": "silu"}):
+        raise ModelError(f"{c.where}: ffn_config.ffn_act_fn = {activation!r} is not described; only silu is")
+    c.read.update({"ffn_config.hidden_size", "ffn_config.ffn_act_fn"})
+
+
+def modernbert_decoder(c: Config, values: Values) -> None:
+    """ModernBERT's decoder sees the half of its encoder's window that is behind a token."""
+    values["window"] = (values.get("window") or 0) // 2
+    for field, described in (("decoder_bias", True), ("classifier_bias", False), ("tie_word_embeddings", True)):
+        if c.flag(field, described, quiet=True) != described:
+            words = ("false", "true")
+            raise ModelError(
+                f"{c.where}: '{field}' = {words[not described]} is not described; only {words[described]} is"
+            )

@@ -118,6 +118,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "pooler": linear_part(h, h, bias=True, there=s.head in {"pooler", "pretraining"}),
         "masked_bias": tensor_part(s.vocab, "vocab", there=masked),
         "masked_transform": linear_part(h, h, bias=True, there=masked),
+        "head_transform": linear_part(h, h, there=masked),
         "masked_norm": linear_part(1, h, bias=s.norm_bias, there=masked),
         "masked_logits": tensor_part(s.vocab * h, "vocab", there=masked, tied_to=embedding_name, width=h),
         "next_sentence": linear_part(h, 2, bias=True, there=s.head == "pretraining"),

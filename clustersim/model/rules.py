@@ -348,6 +348,8 @@ RULES: dict[str, Rule] = {
     "deepseek_v4": later_rules.deepseek_v4,
     "glm5_next": later_rules.glm5_next,
     "qwen4_exp": later_rules.qwen4_exp,
+    "dbrx": later_rules.dbrx,
+    "modernbert_decoder": later_rules.modernbert_decoder,
     "olmo_hybrid": later_rules.olmo_hybrid,
     "neox": _neox,
     "one_key": _one_key,

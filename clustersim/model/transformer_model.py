@@ -387,6 +387,7 @@ def _head_kernels(s: TransformerShape, positions: int) -> tuple[Kernel, ...]:
         kernels += [K.linear("pooler", 1, h, h), K.memory("tanh", float(h), K.Passes(2, 3))]
     if s.head in {"mlm", "pretraining"}:
         elements = float(positions * h)
+        kernels += [K.norm(s, "norm", saved=1)] if s.final_norm and not s.post_norm else []
         kernels += [
             K.linear("transform", positions, h, h),
             K.memory("transform_activation", elements, K.ACTIVATION["gelu"]),
