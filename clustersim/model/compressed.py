@@ -63,6 +63,7 @@ def compressor_part(s: TransformerShape, dim: int) -> Part:
     wide = series(s) * dim
 
     def made(name: str) -> Tensors:
+        """Its tensors, by its name."""
         return (
             Tensor(f"{name}.position_bias", s.compression * wide, width=wide),
             *linear(f"{name}.kv_proj", s.d_model, wide),

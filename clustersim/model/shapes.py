@@ -11,12 +11,13 @@ import msgspec
 
 from clustersim.core.errors import ModelError
 from clustersim.core.limits import MOST_LAYERS, counted
-from clustersim.model.base import LIMITED, TransformerShape, checked
+from clustersim.model.base import LIMITED, TransformerShape
 from clustersim.model.config import Config
 from clustersim.model.families import Family
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import blocks_of
 from clustersim.model.rules import RULES
+from clustersim.model.shape_checks import checked
 from clustersim.model.sizes import (
     Compressor,
     Delta,

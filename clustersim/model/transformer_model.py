@@ -13,13 +13,15 @@ from clustersim.core.errors import ModelError, nearest
 from clustersim.core.model import Kernel, Layer, Model
 from clustersim.model import attention_kernels, naming, streams
 from clustersim.model import kernels as K
-from clustersim.model.base import TransformerShape, checked
+from clustersim.model.base import TransformerShape
 from clustersim.model.compressed import compressor_kernels, projected_out
 from clustersim.model.experts import expert_kernels
 from clustersim.model.families import families
 from clustersim.model.kept import with_bytes
+from clustersim.model.layer_inputs import made_inputs, told_kernels
 from clustersim.model.mixers import LINEAR
 from clustersim.model.ngrams import ngram_kernels
+from clustersim.model.shape_checks import checked
 from clustersim.model.towers import renamed, tower_layers
 from clustersim.model.vision import class_kernels, patch_kernels
 
@@ -231,14 +233,7 @@ def _embedding_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     kernels = [K.memory("gather", float(s.seq_len * width), GATHER, cut="row")]
     if s.embed_dim:
         kernels.append(K.linear("project_in", s.seq_len, width, s.d_model))
-    if s.inputs:
-        told = float(s.seq_len * s.layers * s.inputs.width)
-        kernels += [
-            K.memory("gather", told, GATHER),
-            K.linear("inputs", s.seq_len, s.d_model, s.layers * s.inputs.width),
-            K.norm(s, "norm_inputs", told),
-            K.memory("sum", told, K.operators("ss:s", "s:", 1, 1)),
-        ]
+    kernels += made_inputs(s, GATHER)
     sums = (s.positions == "learned") + (s.token_types > 0)
     if sums:
         kernels.append(K.memory("sum", elements, K.operators("ss:s", "s:", 2, 2), times=sums))
@@ -253,21 +248,7 @@ def block_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     """Forward kernels of one block in order, norms where the shape has them."""
     mixer = _mixer_kernels(s)
     mlp = _mlp_kernels(s) if s.experts or s.d_ff else ()
-    told = _told_kernels(s, s.inputs.width) if s.inputs else ()
-    return with_bytes(s, (*ngram_kernels(s), *_in_order(s, mixer, mlp), *told, *_backward_sums(s)))
-
-
-def _told_kernels(s: TransformerShape, width: int) -> K.Kernels:
-    """What the block is told of its token gates a projection of its output, which is added to it."""
-    t = s.seq_len
-    gated = K.activation_passes(s)
-    return (
-        K.linear("input_gate", t, s.d_model, width),
-        K.memory("input_activation", float(t * width), gated, saved=gated.saved - 1),
-        K.linear("input_projection", t, width, s.d_model),
-        K.norm(s, "norm_behind_input"),
-        *K.residual(s, "input_residual"),
-    )
+    return with_bytes(s, (*ngram_kernels(s), *_in_order(s, mixer, mlp), *told_kernels(s), *_backward_sums(s)))
 
 
 def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernels:
@@ -285,8 +266,9 @@ def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernel
             continue
         readers = reads[number % 2 if places == "post" else number - 1]
         if s.streams:
-            norms = () if s.streams_rank else (K.norm(s, f"norm_{number}", readers=readers),)
-            listed += [*streams.gathered(s), *norms, *half, *streams.returned(s, name)]
+            listed += streams.gathered(s)
+            listed += [] if s.streams_rank else [K.norm(s, f"norm_{number}", readers=readers)]
+            listed += [*half, *streams.returned(s, name)]
             continue
         norm = K.norm(s, f"norm_{number}", readers=0 if places == "after" else readers)
         residual = K.residual(s, f"{name}_residual")
