@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clustersim.core.errors import ModelError
+from clustersim.core.limits import counted
 from clustersim.model.config import Config
 from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import ATTENTION_WORDS, MLP_WORDS, as_blocks, experts_in, shortest, worded
@@ -295,8 +296,15 @@ def _refuse_other_groups(c: Config, values: Values) -> None:
         raise ModelError(f"{c.where}: 'o_groups' = {groups} does not divide {values['heads']} heads evenly")
 
 
+MOST_ROWS = 10**10
+"""Of an n-gram head's table: the next prime from such a number on is looked for."""
+MOST_ITERATIONS = 1000
+"""Of Sinkhorn's: published models have twenty."""
+
+
 def clamped(c: Config, values: Values) -> None:
     """Whether gates and ups of experts are clamped: below a limit, unless it is zero."""
+    counted(values.get("sinkhorn") or 0, MOST_ITERATIONS, f"{c.where}: 'hc_sinkhorn_iters'", ModelError)
     limit = c.value("swiglu_limit")
     if not isinstance(limit, int | float) or isinstance(limit, bool):
         raise ModelError(f"{c.where}: 'swiglu_limit' = {limit!r} must be a number; zero says that nothing is clamped")
@@ -353,6 +361,7 @@ def qwen4_exp(c: Config, values: Values) -> None:
         return
     if not all(isinstance(i, int) and 1 <= i <= layers for i in numbers):
         raise ModelError(f"{c.where}: 'ple_layer_ids' = {numbers!r} must be numbers of blocks, from 1 to {layers}")
+    counted(values["ngrams.base"], MOST_ROWS, f"{c.where}: 'ngram_vocab_size_base'", ModelError)
     values["ngrams.blocks"] = tuple(sorted({i - 1 for i in numbers}))
     values["ngrams.width"] = values.get("ngrams.width") or values["d_model"]
     heads = (values["ngrams.longest"] - 1) * values["ngrams.heads"]
