@@ -950,6 +950,11 @@ WRONG: list[Any] = [None, "x", -1, 0, 2.5, True, [], {}, [1], 10**30]
             "nemotron-nas",
             "hy_v4",
             "gpt_neo",
+            "deepseek_v4",
+            "glm5_next_text",
+            "qwen4_exp_text",
+            "axk2",
+            "dbrx",
         }
     ),
 )
