@@ -67,12 +67,56 @@ LAYER = 512 * 1536 + 512 * 512 + 2 * 512 * 2048
             512 * 1536 + 512 * 512 + 6 * (3 * 512 * 256 + 512) + 2 * 512,
             2 * 1024 * 512 + 512,
         ),
+        # experts without a gate
+        (
+            "--disable-bias-linear --normalization RMSNorm --position-embedding-type rope --vocab-size 1024 "
+            "--untie-embeddings-and-output-weights --num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 256",
+            512 * 1536 + 512 * 512 + 8 * (2 * 512 * 256 + 512) + 2 * 512,
+            2 * 1024 * 512 + 512,
+        ),
     ],
 )
 def test_a_kind_that_nobody_ships_has_the_parameters_of_its_sizes(more, blocks, outside):
     made = megatron(f"--attention-dropout 0 --hidden-dropout 0 {more}")
     assert model_of(made.scenario).parameters == 4 * blocks + outside
     assert any("no shipped model is of this kind; it is" in note for note in made.notes)
+
+
+SQUARED = "--squared-relu --disable-bias-linear --vocab-size 1024 --attention-dropout 0 --hidden-dropout 0"
+EXPERTS = (
+    "--num-experts 8 --moe-router-topk 2 --normalization RMSNorm --position-embedding-type rope "
+    "--untie-embeddings-and-output-weights"
+)
+
+
+@pytest.mark.parametrize("more", ["", EXPERTS])
+def test_squared_relus_are_what_megatron_fuses_them_to_and_no_gate_goes_with_them(more):
+    """They were played as GELUs without a word: op by op they are two kernels that keep more."""
+    squared, plain = (model_of(megatron(f"{words} {more}").scenario) for words in (SQUARED, SQUARED[15:]))
+    assert squared.parameters == plain.parameters
+    assert squared.layers == plain.layers, "of Megatron-LM both are one kernel that reads its input again"
+    eager, gelus = (
+        models.model("llama2-7b", activation=name, implementation="eager", d_ff=512).layers
+        for name in ("relu2", "gelu")
+    )
+    assert eager != gelus
+    with pytest.raises(ScenarioError, match=r"squared ReLUs .* gated"):
+        megatron(f"{SQUARED} {more} --swiglu")
+
+
+@pytest.mark.parametrize(
+    ("target", "means"), [("megatron.core.activations.squared_relu", "relu2"), ("torch._C._nn.gelu", "gelu")]
+)
+def test_bridges_activation_is_the_function_that_its_file_names(target, means):
+    text = f"""
+model: {{num_layers: 4, hidden_size: 512, num_attention_heads: 8, ffn_hidden_size: 1024, seq_length: 256,
+  vocab_size: 1024, normalization: RMSNorm, position_embedding_type: rope, add_bias_linear: false,
+  gated_linear_unit: false,
+  share_embeddings_and_output_weights: false, activation_func: {{_target_: {target}, _call_: false}}}}
+train: {{global_batch_size: 8, micro_batch_size: 1}}
+"""
+    made = read(text, "b.yaml").scenario
+    assert made.file.model.options["activation"] == means
 
 
 def test_experts_with_biases_are_refused():
@@ -544,8 +588,8 @@ def test_megatrons_yaml_has_no_biases_where_it_says_so():
 def test_megatrons_yaml_has_its_experts_its_activation_and_its_arithmetic():
     assert yaml_cfg(fp8="hybrid").scenario.file.model.dtype == "fp8"
     assert yaml_cfg(experts="4").scenario.file.model.options["experts"]["count"] == 4
-    with pytest.raises(ScenarioError, match=r"gated False.*experts\.count 8"):
-        yaml_cfg(activation="gelu", experts="8")
+    assert yaml_cfg(activation="gelu", experts="8").scenario.file.model.options["activation"] == "gelu"
+    assert yaml_cfg(activation="squaredrelu", experts="8").scenario.file.model.options["activation"] == "relu2"
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,16 @@ def test_a_launcher_of_deepspeed_without_its_configuration_is_said_to_be_ddp():
 # ---- Types that contradict each other -------------------------------------------------------------------------------
 
 
-def test_a_switch_that_contradicts_a_file_is_named_as_it_is_written():
-    """It was "--fp16 [] contradict each other"."""
-    with pytest.raises(ScenarioError, match=r"mixed_precision 'bf16' and --fp16 contradict each other"):
-        read(("run.sh", f"accelerate launch --mixed_precision bf16 --num_processes 8 {TRAIN.replace('bf16', 'fp16')}"))
+@pytest.mark.parametrize("launcher", ["bf16", "fp16", "fp8", "no"])
+@pytest.mark.parametrize("own", ["bf16", "fp16"])
+def test_the_trainers_16_bits_count_against_its_launchers(launcher, own):
+    """TrainingArguments sets what accelerate reads, after the launcher did; it was refused."""
+    command = f"accelerate launch --mixed_precision {launcher} --num_processes 8 {TRAIN.replace('bf16', own)}"
+    made = read(("run.sh", command))
+    assert exchange.canonical(made.scenario)["model.dtype"] == own
+    told = [note for note in made.notes if "counts against" in note]
+    assert len(told) == (launcher not in {own, "no"})
+    assert all(f"--{own} counts against mixed_precision '{launcher}' of run.sh" in note for note in told)
 
 
 # ---- The length of a sample -----------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ _GATED = {"gate_proj": "column", "up_proj": "column", "down_proj": "row"}
 _GATED_W = {"w1": "column", "w2": "row", "w3": "column"}
 
 
+_PLAIN_W = {"w1": "column", "w2": "row"}
+
+
 _PLAIN = {"up_proj": "column", "down_proj": "row"}
 
 
@@ -59,7 +62,7 @@ def expert_parts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
         "router_scale": tensor_part(s.d_model, there=e.scales),
         "expert_scale": tensor_part(e.count, there=e.scales),
         "experts": each(names),
-        "experts_w": each(_GATED_W),
+        "experts_w": each(_GATED_W if s.gated else _PLAIN_W),
         "experts_joined": lambda name: _joined(name, routed, e),
         "experts_stacked": lambda name: _stacked(name, routed, e),
         "latent_in": linear_part(s.d_model, row, bias=s.mlp_bias, there=e.latent > 0),

@@ -295,10 +295,13 @@ def _read_norm(kind: str, fused: bool, readers: int, narrow: bool, wide: bool) -
 
 
 def activation_passes(s: TransformerShape) -> Passes:
-    """What the MLP's nonlinearity costs; ``gelu_new`` is one op outside Hugging Face's eager code."""
+    """What the MLP's nonlinearity costs; ``gelu_new`` is one op outside Hugging Face's eager code, ``relu2`` where
+    Megatron-LM (``jit_fuser`` of core/activations.py) or a compiler fuses its two."""
     if s.fuses_pairs and s.gated:
         return FUSED_GATE
     if s.activation == "gelu_new" and s.implementation != "eager":
+        return ACTIVATION["gelu"]
+    if s.activation == "relu2" and s.fuses:
         return ACTIVATION["gelu"]
     return ACTIVATION[s.activation]
 

@@ -25,8 +25,10 @@ KINDS = ("gated", "norm", "norm_places", "positions", "tied", "mlp_bias", "qkv_b
 EXPERTS = ("count", "per_token", "width", "shared")
 BASES = ("llama2-7b", "gpt2", "bloom-176b", "mixtral-8x7b")
 """Shipped models of plain blocks, from which another kind is described by ``model.options``."""
-WHERE_SAID = ("window", "embedding_norm", "norm_weight")
+WHERE_SAID = ("window", "embedding_norm", "norm_weight", "activation")
 """What a model has, or has not, as everybody else only where a file says so."""
+SAID_ACTIVATIONS = ("relu2",)
+"""Nonlinearities that a model has only where a file says so; the others follow from whether its MLPs are gated."""
 WEAK = ("attn_dropout", "hidden_dropout")
 """Kernels that a model has or has not, whatever it is."""
 
@@ -53,6 +55,7 @@ def leaves(shape: TransformerShape) -> Leaves:
     leaf_values |= {"mla": shape.latent is not None, "grouped": shape.kv_heads != shape.heads}
     leaf_values |= {"window": shape.window} if _limits(shape) else {}
     leaf_values |= {"window_every": str(every)} if _limits(shape) and (every := _full_every(shape)) else {}
+    leaf_values |= {"activation": shape.activation} if shape.activation in SAID_ACTIVATIONS else {}
     leaf_values |= {"embedding_norm": True} if shape.embedding_norm else {}
     leaf_values |= {} if shape.norm_weight else {"norm_weight": False}
     is_biased = shape.norm_bias or shape.norm != "layernorm" or not shape.norm_weight
@@ -148,12 +151,18 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
             f"{file}: does not say what model it is (layers, width and heads, or a name); "
             "give --model, such as --model llama3-8b, or a config.json"
         )
+    if stated.get("gated") and stated.get("activation"):
+        raise ScenarioError(
+            f"{file}: says squared ReLUs ({stated['activation']}) and gated MLPs (swiglu), which no model has both; "
+            "leave one out"
+        )
     wanted = _completed(stated) | ({"embedding_norm": bool(stated.get("embedding_norm"))} if causal else {})
     wanted.setdefault("norm_weight", True)
     best: tuple[int, bool, str] | None = None
     for name, has in _shipped(causal).items():
         leaves_asked = (*KINDS, *_of(wanted), *_of(has))
         unlike = any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in leaves_asked)
+        unlike |= wanted.get("activation") is None and "activation" in has
         unlike |= causal and wanted["embedding_norm"] != has.get("embedding_norm", False)
         unlike |= wanted["norm_weight"] != has.get("norm_weight", True)
         unlike |= wanted.get("norm_bias", has.get("norm_bias", True)) != has.get("norm_bias", True)
@@ -169,6 +178,8 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
     if has.get("window") != wanted.get("window"):
         options["window"] = wanted.get("window") or 0  # which nobody has who does not say so
+    if "activation" in wanted and has.get("activation") != wanted["activation"]:
+        options["activation"] = wanted["activation"]
     if "window" in wanted and has.get("window_every") != wanted.get("window_every"):
         options["full_every"] = _frequency(file, str(wanted.get("window_every", "0")))
     windows = [leaf_values.get("window") or 0 for leaf_values in (wanted, has)]
@@ -176,7 +187,7 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
         options.pop("window", None)
         options.pop("full_every", None)
     dense_ff = options.pop("d_ff", 0) if _has_no_dense(has) else 0
-    changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window", "full_every")}
+    changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window", "full_every", "activation")}
     sentence = f"the model has the sizes of {name}"
     if changed:
         sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
@@ -332,7 +343,8 @@ def _fields(wanted: Leaves) -> Leaves:
     fields = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK, *KINDS, *WHERE_SAID) if leaf in wanted}
     fields.pop("mla", None)
     if "gated" in fields:
-        fields["activation"] = "swiglu" if fields.pop("gated") else "gelu"
+        gated = fields.pop("gated")
+        fields.setdefault("activation", "swiglu" if gated else "gelu")
     if "norm" in fields:
         fields["norm_bias"] = _has_norm_bias(wanted)
     if "mlp_bias" in fields:

@@ -84,6 +84,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     _commanded(read)
     _clipped(read)
     _meshed(read)
+    trainer_args.mixed(read)
     trainer_args.resharded(read)
     trainer_args.optimized(read)
     _unsaid_strategy(read)

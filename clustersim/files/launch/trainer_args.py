@@ -12,6 +12,7 @@ _CONFIG = "fsdp_config"
 _COMPILING = ("torch_compile_backend", "torch_compile_mode", "torchdynamo")
 """Options that alone switch torch.compile on, the last by its name in transformers before 5."""
 _UNSAID = {"", "none", "null"}
+_OFF = {"false", "auto", *_UNSAID}
 _SHARDS = ("shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "2", "3", "4", "5")
 """Sharding strategies of FSDP1 other than whole shards, as accelerate has them in any case and by number."""
 
@@ -48,6 +49,29 @@ def _compiled(file: Document) -> None:
     if before is None or str(before.value).lower() == "false":
         file.options[key] = OptionValue(option.name, True, option.where)
         file.notes.append(f"{option.where}: {option.name} switches torch.compile on")
+
+
+def mixed(read: Sequence[Document]) -> None:
+    """16 bits that the Trainer's arguments say, which count against those that accelerate's file or launcher says
+    (``TrainingArguments.__post_init__`` of transformers 4.30 to 5.24). Changes the documents."""
+    switched_on = {
+        name: option
+        for file in read
+        for name in ("fp16", "bf16")
+        if (option := file.options.get(("args", name))) is not None and str(option.value).lower() not in _OFF
+    }
+    if len(switched_on) != 1:
+        return  # both are a contradiction that the Trainer refuses too
+    ((name, own),) = switched_on.items()
+    for file in read:
+        for options in (file.options, file.overrides):
+            option = options.get(("config", "mixed_precision"))
+            if option is not None and option.value not in {name, "no"}:
+                options["config", "mixed_precision"] = OptionValue(option.name, name, option.where)
+                file.notes.append(
+                    f"{own.where}: {own.as_written} counts against {option.as_written} of {option.where}, as the "
+                    "Trainer has it; a script with a loop of its own may not"
+                )
 
 
 def resharded(read: Sequence[Document]) -> None:
