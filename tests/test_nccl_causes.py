@@ -422,3 +422,83 @@ def test_no_channels_for_nvls_are_told_of_a_machine_that_would_use_them(tmp_path
     (tmp_path / "nccl.log").write_text(log([IB], hosts=2, between=GOOD))
     done = CliRunner().invoke(cli, ["trace", str(tmp_path / "nccl.log"), "--topology", topology])
     assert ("NVLink SHARP (NVLS) has no channels" in done.stdout) is told_off
+
+
+# ---- logs that were cut, joined or quoted on their way --------------------------------------------------------------
+
+
+def test_a_log_without_a_communicator_tells_which_network_was_chosen(tmp_path: Path) -> None:
+    """It was refused, though it says what leaves the machine and why."""
+    text = "n0:9:9 [0] NCCL INFO NET/IB : No device found.\nn0:9:9 [0] NCCL INFO Using network Socket\n"
+    (cause,) = told(tmp_path / "a.log", text).causes
+    assert cause.kind == "sockets"
+    assert "no InfiniBand device" in cause.why
+
+
+def test_lines_of_several_ranks_in_one_are_taken_apart(tmp_path: Path) -> None:
+    """Their ends are lost where a page or a terminal's copy joins them: one of three was counted."""
+    lines = [
+        f"vm{host}:7:{8 + host} [1] NCCL INFO Channel 0{host}/0 : 1[1] -> 9[1] [send] via {GOOD}" for host in range(3)
+    ]
+    for between in (" ", " " * 30, ""):
+        assert told(tmp_path / "a.log", between.join(lines) + "\n").transports == {"NET/IB": 3}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_lines_without_a_host_are_nccls_among_traces_too(tmp_path: Path, order: int) -> None:
+    channels = [f"NCCL INFO Channel 0{channel}/0 : 0[3f000] -> 1[40000] via P2P/IPC" for channel in range(2)]
+    lines = ["715305.603265 setupChannel:458 NCCL TRACE rank 0 nranks 2", *channels][::order]
+    assert told(tmp_path / "a.log", "\n".join(lines) + "\n").transports == {"P2P/IPC": 2}
+
+
+def _sent(host: str, pid: int, source: str, target: str, way: str = "send") -> str:
+    return f"{host}:{pid}:{pid} [0] NCCL INFO Channel 00 : {source} -> {target} [{way}] via NET/Socket/0\n"
+
+
+def test_who_writes_a_channels_line_tells_on_which_machine_a_rank_is(tmp_path: Path) -> None:
+    """Containers that share neither IPC nor /dev/shm; without a communicator's lines it was taken for a way out."""
+    text = (
+        _sent("a", 1, "0[1b0]", "1[1c0]")
+        + _sent("a", 2, "0[1b0]", "1[1c0]", "receive")
+        + _sent("b", 1, "2[1b0]", "0[1b0]")
+    )
+    causes = {cause.kind: cause.text for cause in told(tmp_path / "a.log", text).causes}
+    assert causes["net_inside"].startswith("2 channels within a machine")
+    assert causes["sockets"].startswith("TCP sockets carry 3 channels")
+
+
+def test_one_name_of_several_machines_puts_no_ranks_on_one(tmp_path: Path) -> None:
+    """Two ranks cannot have one GPU: the name stands for both machines, as where names were taken out of a log."""
+    text = "".join(
+        _sent("node", rank, f"{rank}[{rank % 2}]", f"{(rank + 1) % 4}[{(rank + 1) % 2}]") for rank in range(4)
+    )
+    assert {cause.kind for cause in told(tmp_path / "a.log", text).causes} == {"sockets"}
+
+
+def test_gpudirect_that_the_plugin_for_efa_switches_off_is_told(tmp_path: Path) -> None:
+    line = "NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR"
+    (cause,) = told(tmp_path / "a.log", log([line], hosts=1, gpus=1)).causes
+    assert cause.kind == "gdr_off"
+    assert "disabling GDR" in cause.why
+
+
+def test_a_peer_that_does_not_answer_is_no_plugin_that_failed(tmp_path: Path) -> None:
+    line = (
+        "n0:9:9 [0] int handle(ctx*, fid*):46 NCCL WARN NET/OFI Request 0x7f45 completed with error. RC: 103. "
+        "Error: 4126 (Unresponsive receiver (reachable by EFA device but handshake failed) My EFA addr: x)\n"
+    )
+    (cause,) = told(tmp_path / "a.log", line).causes
+    assert cause.kind == "warned"
+    assert "security group" in cause.why
+    (other,) = told(
+        tmp_path / "b.log", line.replace("Unresponsive receiver", "Overrun").replace("handshake", "it")
+    ).causes
+    assert "libfabric" in other.text
+
+
+@pytest.mark.parametrize("other", ["", " [1]mlx5_0:1/RoCE"])
+def test_rdma_in_software_is_told_and_no_module_is_asked_for(tmp_path: Path, other: str) -> None:
+    lines = [f"NET/IB : Using [0]rxe0:1/RoCE{other} [RO]; OOB eth0:10.0.0.1<0>", "Using network IB"]
+    lines += ["NET/IB : GPU Direct RDMA Disabled for HCA 0 'rxe0'"]
+    kinds = [cause.kind for cause in told(tmp_path / "a.log", log(lines, hosts=1, gpus=1)).causes]
+    assert kinds == ["soft_rdma"] + ["gdr_off"] * bool(other)

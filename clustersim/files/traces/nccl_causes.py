@@ -20,6 +20,8 @@ SHOWN = 6
 """Devices or pairs named in a line."""
 _TCP = ("tcp", "sockets", "udp")
 """Providers of libfabric that use the kernel's network, as they begin."""
+_SOFT = ("rxe", "siw")
+"""Devices of Soft-RoCE and Soft-iWARP, as Linux names them."""
 _ABSENT = re.compile(
     r"Could not find|No plugin found|not found|cannot open shared object|Failed to find nccl\w+ symbol"
 )
@@ -46,6 +48,7 @@ def causes(evidence: Evidence, nodes: int, channels: Mapping[str, int]) -> list[
         *_sockets(evidence, pairs),
         *_no_p2p(evidence, pairs, nodes),
         *_network_inside(evidence, pairs),
+        *_soft_nics(evidence),
         *_no_gdr(evidence, pairs),
         *_gdr_off_somewhere(evidence),
         *_far_nics(evidence, nodes),
@@ -73,9 +76,11 @@ def _sorted(evidence: Evidence, nodes: int) -> _Pairs:
     memory and P2P do not."""
     inside = Counter[str]()
     between = Counter[str]()
+    told = evidence.hosts if evidence.alone else {}
+    places = told if evidence.sizes else evidence.places
     for (source, target), vias in evidence.by_pair.items():
-        hosts = evidence.hosts.get(source), evidence.hosts.get(target)
-        known = evidence.alone and None not in hosts and len(evidence.hosts) > 1
+        hosts = places.get(source), places.get(target)
+        known = None not in hosts and len(places) > 1
         local = hosts[0] == hosts[1] if known else None
         for via, count in vias.items():
             same = local if local is not None else (nodes == 1 or not via.startswith("NET"))
@@ -197,11 +202,22 @@ def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
     yield Cause("sockets", text, why)
 
 
+def _soft_nics(evidence: Evidence) -> Iterator[Cause]:
+    soft = [name for name in evidence.hcas if name.startswith(_SOFT)]
+    if soft and not any(line.startswith("Socket") for line in evidence.networks):
+        why = "the kernel's rdma_rxe or siw, and no NIC, makes the packets, and GPUDirect is not to be had; use a NIC "
+        why += "that has RDMA (NCCL_IB_HCA), or sockets (NCCL_IB_DISABLE=1)"
+        yield Cause("soft_rdma", f"RDMA is in software: the CPU sends for {few(soft, SHOWN)}", why)
+
+
 def _no_gdr(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
     everywhere = pairs.between + pairs.inside
     network = {via: n for via, n in everywhere.items() if via.startswith("NET/") and not via.startswith("NET/Socket")}
     without = sum(count for via, count in network.items() if "GDRDMA" not in via)
-    if not without and not (evidence.no_gdr and not network and not evidence.gdr_on):
+    if evidence.hcas and all(name.startswith(_SOFT) for name in evidence.hcas):
+        return  # which has none
+    off = evidence.no_gdr or evidence.no_efa_gdr
+    if not without and not (off and not network and not evidence.gdr_on):
         return
     whole = f"all {without}" if without == sum(network.values()) else f"{without} of {sum(network.values())}"
     text = (
@@ -233,8 +249,9 @@ def _why_no_gdr(evidence: Evidence) -> str:
         return f"NCCL says {evidence.no_peer}: load nvidia-peermem, or use DMA-BUF (open kernel modules, Linux 5.12)"
     if evidence.no_efa_gdr:
         return (
-            f"the plugin for EFA says {evidence.no_efa_gdr}: it needs the EFA installer's kernel module and its "
-            "libfabric (fi_info -p efa; FI_EFA_USE_DEVICE_RDMA is not 0)"
+            f"the plugin for EFA says {evidence.no_efa_gdr}: it needs a machine whose NICs reach its GPUs (of AWS P4d "
+            "and later), the EFA installer's kernel module and its libfabric (fi_info -p efa; FI_EFA_USE_DEVICE_RDMA "
+            "is not 0)"
         )
     if named:
         return f"the environment says so: {named}" + (f"; NCCL says Disabled for {which}" if which else "")

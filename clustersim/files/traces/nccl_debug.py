@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from clustersim.collectives.base import Group
 
 _OWN_LINE = re.compile(r":\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
+_NAMED = re.compile(r"(?m)(?:^|\s)NCCL (?:INFO|WARN) ")
+_NEXT = re.compile(r"(?<![\w.-])(?=[\w.-]+:\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE) )")
+"""Where a line begins: those of several ranks may stand in one, whose ends were lost."""
 _VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
 _VIA = re.compile(
@@ -48,7 +51,7 @@ def sniff(head: Head) -> Likeness:
     """Whether this is a log with NCCL's own lines; logs of benchmarks, which may have some too, are asked first."""
     if _OWN_LINE.search(head.text):
         return Likeness.AMONG
-    return likeness(named=" NCCL INFO " in head.text, shaped=False)
+    return likeness(named=_NAMED.search(head.text) is not None, shaped=False)
 
 
 def read(paths: Sequence[Path]) -> NcclLog:
@@ -61,7 +64,7 @@ def read(paths: Sequence[Path]) -> NcclLog:
     pinned: dict[str, str] = {}
     via: Counter[str] = Counter()
     choices: Counter[tuple[str, int, str, str, int]] = Counter()
-    for line in (line for path in paths for line in prefixes.unpacked(files.log(path))):
+    for line in _lines_of(paths):
         evidence.add(line)
         if match := _VERSION.search(line):
             versions.add(match[1])
@@ -81,19 +84,29 @@ def read(paths: Sequence[Path]) -> NcclLog:
             n_channels = int(match[6]) - int(match[5]) + 1 if match[5] else 0
             kind = kind_of(match[1] or "") or (match[1] or "a collective")
             choices[kind, int(match[2]), _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS), n_channels] += 1
-    if not (ranks or channels or via or choices or evidence.ports_down or evidence.given_up or evidence.warnings):
+    nodes = max(nodes, evidence.machines)  # NCCL takes machines that NVLink joins for one node
+    reasons = causes(evidence, nodes, channels)
+    if not (ranks or channels or via or choices or reasons):
         raise TraceError(
             f"{paths[0]}: no communicator in this log; NCCL_DEBUG=INFO writes one (NCCL_DEBUG_SUBSYS=INIT)"
         )
     rows = [LoggedChoice(*choice, count) for choice, count in sorted(choices.items())]
-    nodes = max(nodes, evidence.machines)  # NCCL takes machines that NVLink joins for one node
     source = ", ".join(map(str, paths))
-    reasons = causes(evidence, nodes, channels)
     log = NcclLog(
         source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons, hosts=evidence.hosts
     )
     ending = conclusion(reasons) if reasons or via or channels else [UNTOLD]
     return msgspec.structs.replace(log, nics=evidence.nics, lines=[*_lines(log), *ending])
+
+
+def _lines_of(paths: Sequence[Path]) -> Iterator[str]:
+    """Each of NCCL's own lines; others as they stand."""
+    for path in paths:
+        for line in prefixes.unpacked(files.log(path)):
+            if line.count(" NCCL ") > 1:
+                yield from _NEXT.split(line)
+            else:
+                yield line
 
 
 def nodes_needed(told: NcclLog, topology: Topology) -> int:

@@ -18,14 +18,14 @@ _HOST = re.compile(r"(?<![\w.-])([\w.-]+):\d+:\d+ \[\w+\] ")
 _RANK = re.compile(r"\brank (\d{1,8}) nranks (\d{1,8})\b", re.I)
 _ID = re.compile(r"\bcommId (0x\w+)")
 _CHANNEL = re.compile(
-    r"(?:Channel|Ring) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[(send|receive)\])? via "
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[(\w+)\])? -> (\d+)(?:\[(\w+)\])?(?: \[(send|receive)\])? via "
     r"(.+?)(?: comm 0x\w+.*)?$"
 )
 _NO_GDR = re.compile(r"GPU Direct RDMA Disabled for (.+)$")
 _NO_PEER = re.compile(
     r"No GDR support: (.+)$|\b((?:nv_peer_mem|nvidia[-_]peermem)\b.*(?:not (?:loaded|found)|missing).*)$"
 )
-_NO_EFA_GDR = re.compile(r"NET/OFI (GDR disabled on GDR-supported instance type \S+)")
+_NO_EFA_GDR = re.compile(r"NET/OFI (GDR disabled on GDR-supported instance type \S+|.*\bdisabling GDR\b)")
 _PROVIDER = re.compile(r"NET/OFI (?:Selected [Pp]rovider is|Using) ([\w;-]+)")
 DISTANCE = re.compile(r"distance (\d+) >=? (\d+)")
 _HCA_NUMBER = re.compile(r"HCA (\d{1,4})\b")
@@ -39,6 +39,8 @@ _PLUGIN = re.compile(
     r"(?:[Ff]ailed|[Uu]nable|[Ee]rror|not found|Could not find|No plugin found|undefined symbol|cannot open|Only EFA|"
     r"No eligible providers)"
 )
+_FAILED_MESSAGE = re.compile(r"NET/OFI Request \S+ completed with error")
+"""Of a plugin that works: what was sent did not arrive."""
 _LOADED = re.compile(r"Loaded (?:net|coll(?:net)?|tuner) plugin|[RP]2P plugin (?:v\d+ )?\w+")
 _NET = re.compile(r"Using network (.+?)\s*$|Initialized NET plugin (\S+)|Assigned NET plugin (\S+) to comm")
 _VERBS = re.compile(r"(?:Could not open|Failed to open|[Uu]nable to open) (libibverbs\S*)")
@@ -59,6 +61,7 @@ class Evidence:
     sizes: set[int] = field(default_factory=set)
     ids: set[str] = field(default_factory=set)
     hosts: dict[int, str] = field(default_factory=dict)
+    seats: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
     by_pair: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
     no_gdr: Counter[str] = field(default_factory=Counter)
     nics: dict[str, list[str]] = field(default_factory=dict)
@@ -95,7 +98,7 @@ class Evidence:
             host = _HOST.search(line)
             self.nic_paths[f"{host[1] if host else ''} {match[1]}".strip()] = set(kinds)
         self.no_nvls = self.no_nvls or "NVLS multicast support is not available" in line
-        told = any(words.search(line) for words in _EXPLAINED)
+        told = any(words.search(line) for words in _EXPLAINED) and not _FAILED_MESSAGE.search(line)
         if not told and (text := warning(line)):
             self.warnings[text] = None
 
@@ -110,8 +113,11 @@ class Evidence:
             if host:
                 self.hosts[int(match[1])] = host[1]
         if match := _CHANNEL.search(line):
-            pair = int(match[2]), int(match[3])
-            self.by_pair.setdefault(pair, Counter())[match[5].strip()] += 1
+            pair = int(match[1]), int(match[3])
+            self.by_pair.setdefault(pair, Counter())[match[6].strip()] += 1
+            own = 1 if match[5] == "receive" else 0  # who receives writes so; all else is written by who sends
+            if host and (gpu := (match[2], match[4])[own]):
+                self.seats.setdefault(pair[own], set()).add((host[1], gpu))
 
     def _add_network(self, line: str) -> None:
         host = _HOST.search(line)
@@ -137,7 +143,7 @@ class Evidence:
         if match := _VERBS.search(line):
             self.no_verbs = short(match[1])
         self.loaded = self.loaded or _LOADED.search(line) is not None
-        if _PLUGIN.search(line):
+        if _PLUGIN.search(line) and not _FAILED_MESSAGE.search(line):
             self.plugins[short(line.partition(" NCCL ")[2].partition(" ")[2].strip())] = None
         if match := _NET.search(line):
             self.networks[next(name for name in match.groups() if name)] = None
@@ -156,6 +162,18 @@ class Evidence:
     def machines(self) -> int:
         """How many machines the ranks of the largest communicator are on, by the names before its lines; 0: unknown."""
         return len(set(self.hosts.values())) if self.hosts and len(self.hosts) == self.ranks else 0
+
+    @property
+    def places(self) -> dict[int, str]:
+        """The machine of each rank, by whose channels it writes; where communicators number ranks otherwise, or a name
+        stands for several machines (two ranks on one GPU of it), the ranks are left out."""
+        places: dict[int, str] = {}
+        ranks_on = Counter(seat for seats in self.seats.values() for seat in seats)
+        for rank, seats in self.seats.items():
+            seat = next(iter(seats))
+            if len(seats) == 1 and ranks_on[seat] == 1:
+                places[rank] = seat[0]
+        return places
 
     @property
     def alone(self) -> bool:

@@ -38,6 +38,17 @@ _KNOWN = (
         "see NCCL_SOCKET_IFNAME and what the container is given",
     ),
     (
+        r"completed with error\b.*(?:[Uu]nresponsive receiver|handshake failed)",
+        "the EFA of a peer does not answer",
+        "its process ended (see its own log), or its security group does not let all traffic between its members "
+        "through, in and out",
+    ),
+    (
+        r"NET/OFI Request \S+ completed with error",
+        "a message over libfabric did not arrive",
+        "what stands behind RC is libfabric's reason; see the log of the peer that it names",
+    ),
+    (
         r"Connect to .*failed|[Cc]onnection (?:refused|reset|timed out|closed)|[Nn]o route to host",
         "a peer could not be reached",
         "its process ended (see its own log), a firewall, or another interface (NCCL_SOCKET_IFNAME)",
@@ -57,6 +68,11 @@ _KNOWN = (
         r"[Mm]issing .*(?:iommu|HSA_FORCE_FINE_GRAIN_PCIE)",
         "RCCL misses a setting of the machine",
         "set it: iommu=pt on the kernel's command line, HSA_FORCE_FINE_GRAIN_PCIE=1 for P2P over PCIe",
+    ),
+    (
+        r"NUMA auto balancing enabled",
+        "Linux moves pages between CPUs while RCCL uses them",
+        "switch it off: sysctl kernel.numa_balancing=0",
     ),
     (r"[Cc]uda failure", "CUDA failed", "see dmesg for Xid errors, and the memory that is free"),
 )
