@@ -505,3 +505,67 @@ def test_read_counts_the_devices_that_a_text_lists():
 def test_variables_that_a_command_hands_on_are_told(ahead):
     made = read(f"{ahead} {SFT.partition('--nproc_per_node 2 ')[2]} --bf16 --max_length 512\n")
     assert "NCCL_IB_DISABLE=1 is not played" in " ".join(made.notes)
+
+
+# ---- Qwen in nanotron and torchtune, vocabularies by their tokenizer ------------------------------------------------
+
+QWEN = """
+model:
+  dtype: bfloat16
+  model_config: {{is_qwen2_config: true, hidden_size: 512, intermediate_size: 1024, num_attention_heads: 8,
+    num_key_value_heads: 2, num_hidden_layers: 4, vocab_size: 4096, tie_word_embeddings: true, moe_config: null,
+    no_rope_layer: null, {more}}}
+parallelism: {{dp: 2, tp: 1, pp: 1, tp_mode: REDUCE_SCATTER}}
+tokens: {{micro_batch_size: 2, sequence_length: 1024}}
+optimizer: {{zero_stage: 0}}
+"""
+
+
+@pytest.mark.parametrize(("bias", "vectors"), [("attention_bias: true", 512 + 2 * 128), ("attention_bias: false", 0)])
+def test_nanotrons_qwen_is_told_by_its_sizes_and_biases(bias, vectors):
+    """It was refused: its blocks differ from Llama's in what the file says alone."""
+    made = model_of(read(QWEN.format(more=bias), "n.yaml").scenario)
+    assert (
+        made.parameters == 4 * (2 * 512 * 512 + 2 * 512 * 128 + vectors + 3 * 512 * 1024 + 2 * 512) + 4096 * 512 + 512
+    )
+
+
+def test_a_window_of_nanotron_limits_attention():
+    text = QWEN.format(more="attention_bias: false, sliding_window_size: {}")
+    windows = [read(text.format(size), "n.yaml").scenario.file.model.options.get("window") for size in (20, "null")]
+    assert windows == [20, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("qwen3_8b_instruct", "qwen3-8b"), ("lora_qwen3_moe_30b_a3b_base", "qwen3-30b-a3b"), ("qwen3_32b", "qwen3-32b")],
+)
+def test_torchtunes_builders_of_qwen3_are_named_models(name, model):
+    more = ", lora_attn_modules: [q_proj], lora_rank: 8" if name.startswith("lora") else ""
+    words = f"{{_component_: torchtune.models.qwen3.{name}{more}}}"
+    assert read(TUNE.format(model=words), "t.yaml").scenario.file.model.name == model
+
+
+MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --swiglu "
+    "--disable-bias-linear --normalization RMSNorm --position-embedding-type rope --seq-length 256 --bf16 "
+    "--untie-embeddings-and-output-weights --micro-batch-size 1 --global-batch-size 8 --max-position-embeddings 512 "
+    "--tokenizer-type HuggingFaceTokenizer --tokenizer-model {} {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "more", "vocab"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "", 128_256),
+        ("/models/Qwen2.5-7B-Instruct", "", 152_064),
+        ("meta-llama/Meta-Llama-3-8B", "--vocab-size 1024", 1024),
+        ("/data/tokenizer.model", "", 0),
+    ],
+)
+def test_a_tokenizer_that_is_named_says_how_large_the_vocabulary_is(tokenizer, more, vocab):
+    """It was that of the model whose sizes are nearest."""
+    made = read(MEGATRON.format(tokenizer, more))
+    assert any("--tokenizer-model" in note for note in made.notes) is (vocab > 1024)
+    blocks = 4 * (4 * 512 * 512 + 3 * 512 * 1344 + 2 * 512)
+    assert not vocab or model_of(made.scenario).parameters == blocks + 512 + 2 * 512 * vocab

@@ -58,6 +58,7 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
     if unset and parts.model is None and not {"shape.layers", "model.name"} & fields.keys():
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
     trained = trains(parts.files, table, options) if parts.model is None else ""
+    notes += _vocabulary(options, fields)
     notes += _model(fields, parts.model, (parts.files[0].name, parts.folder), trained)
     notes += filled(fields, parts.folder)
     if fields.get("strategy.kind") == "single":
@@ -108,6 +109,20 @@ def _model(fields: ScenarioFields, model: str | None, files: tuple[str, Path], t
     if sized_model.options:
         fields["model.options"] = sized_model.options
     return [sized_model.note]
+
+
+def _vocabulary(options: Mapping[Key, OptionValue], fields: ScenarioFields) -> list[str]:
+    """The vocabulary of the model whose tokenizer is named, where no option says how large it is; returns a note."""
+    if "shape.layers" not in fields or "shape.vocab" in fields:
+        return []
+    named = (option for (_, name), option in options.items() if name.rsplit(".", 1)[-1] == "tokenizer_model")
+    for option in named:
+        shipped_name = known_as(str(option.value))
+        shape = None if shipped_name is None else models.shape(shipped_name, {})
+        if shape is not None:
+            fields["shape.vocab"] = shape.vocab
+            return [f"{option.as_written}: the vocabulary is that of {shipped_name}, {shape.vocab:,} tokens"]
+    return []
 
 
 def _known(fields: ScenarioFields) -> None:
