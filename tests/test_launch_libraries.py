@@ -152,13 +152,63 @@ def test_a_script_whose_name_tells_a_strategy_is_no_ddp():
 @pytest.mark.parametrize(
     ("words", "whose"),
     [
-        ("NPROC_PER_NODE=4 megatron sft --load m --tensor_model_parallel_size 4", "Megatron-SWIFT"),
+        ("NPROC_PER_NODE=4 megatron rlhf --model m --tensor_model_parallel_size 4", "Megatron-SWIFT's reinforcement"),
         ("colossalai run --nproc_per_node 4 clm.py --model_name_or_path gpt2", "another program of Colossal-AI's"),
     ],
 )
 def test_a_command_of_a_framework_that_is_not_read_is_never_another_ones(words, whose):
-    with pytest.raises(ScenarioError, match=f"is of {whose}, whose files are not read"):
+    with pytest.raises(ScenarioError, match=f"is of {whose}.*, whose files are not read"):
         script(words)
+
+
+MEGATRON_SWIFT = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-14B --max_length 4096"
+
+
+def test_megatron_swift_trains_a_model_by_its_name_with_its_own_defaults():
+    words = f"NNODES=2 {MEGATRON_SWIFT} --tensor_model_parallel_size 4 --sequence_parallel true --packing true"
+    made = exchange.read([document(words, "run.sh")], {"topology": "hgx-h100"})
+    had = exchange.canonical(made.scenario)
+    assert made.scenario.file.model.name == "qwen2.5-14b"
+    assert (had["model.seq_len"], had["model.dtype"], had["strategy.param_dtype"]) == (4096, "bf16", "bf16")
+    assert (made.tables["cluster"]["nodes"], made.tables["cluster"]["gpus_per_node"]) == (2, 8)
+    parallel = made.tables["parallel"]
+    assert (parallel["tp"], parallel["sequence_parallel"], parallel["global_batch_size"]) == (4, True, 16)
+    assert (parallel["recompute_granularity"], parallel["use_distributed_optimizer"]) == ("selective", True)
+    assert not any("unknown options" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "means"),
+    [
+        ("--fp16 true", "model.dtype", "fp16"),
+        ("--fp8_format hybrid", "model.dtype", "fp8"),
+        ("--recompute_granularity none", "parallel.recompute_granularity", None),
+        ("--use_distributed_optimizer false", "parallel.use_distributed_optimizer", False),
+        ("--packing_length 8192", "model.seq_len", 8192),
+    ],
+)
+def test_what_a_command_of_megatron_swift_says_counts_against_its_defaults(words, field, means):
+    assert (exchange.canonical(script(f"{MEGATRON_SWIFT} {words}").scenario).get(field) or None) == (means or None)
+
+
+def test_experts_of_megatron_swift_are_the_named_models():
+    made = script(f"{MEGATRON_SWIFT} --expert_model_parallel_size 4".replace("Qwen2.5-14B", "Qwen3-30B-A3B"))
+    assert (made.tables["parallel"]["ep"], made.tables["parallel"]["dispatcher"]) == (4, "alltoall")
+    assert script(
+        MEGATRON_SWIFT.replace("--model Qwen/Qwen2.5-14B", "--load Qwen2.5-14B-mcore")
+    ).scenario.file.model.name
+
+
+def test_adapters_of_megatron_swift_and_a_model_that_it_does_not_name_are_refused():
+    with pytest.raises(ScenarioError, match=r"--tuner_type 'lora' trains adapters in Megatron-SWIFT"):
+        script(f"{MEGATRON_SWIFT} --tuner_type lora")
+    with pytest.raises(ScenarioError, match="megatron sft names no model"):
+        script(MEGATRON_SWIFT.replace("--model Qwen/Qwen2.5-14B", ""))
+
+
+def test_a_word_that_ends_in_megatron_starts_nothing():
+    words = "cd /opt/megatron && python -m torch.distributed.run --nproc_per_node 8 train.py --project megatron"
+    assert script(f"{words} {BARE}").tables["strategy"]["kind"] == "ddp"
 
 
 BARE = "--per_device_train_batch_size 1 --max_seq_length 1024 --bf16 --model_name_or_path Qwen/Qwen3-8B"

@@ -531,9 +531,8 @@ def test_nanotrons_qwen_is_told_by_its_sizes_and_biases(bias, vectors):
 
 
 def test_a_window_of_nanotron_limits_attention():
-    text = QWEN.format(more="attention_bias: false, sliding_window_size: {}")
-    windows = [read(text.format(size), "n.yaml").scenario.file.model.options.get("window") for size in (20, "null")]
-    assert windows == [20, None]
+    texts = [QWEN.format(more=f"attention_bias: false, sliding_window_size: {size}") for size in (20, "null")]
+    assert [read(text, "n.yaml").scenario.file.model.options.get("window") for text in texts] == [20, None]
 
 
 @pytest.mark.parametrize(
@@ -546,7 +545,7 @@ def test_torchtunes_builders_of_qwen3_are_named_models(name, model):
     assert read(TUNE.format(model=words), "t.yaml").scenario.file.model.name == model
 
 
-MEGATRON = (
+TOKENIZED = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --swiglu "
     "--disable-bias-linear --normalization RMSNorm --position-embedding-type rope --seq-length 256 --bf16 "
     "--untie-embeddings-and-output-weights --micro-batch-size 1 --global-batch-size 8 --max-position-embeddings 512 "
@@ -565,7 +564,7 @@ MEGATRON = (
 )
 def test_a_tokenizer_that_is_named_says_how_large_the_vocabulary_is(tokenizer, more, vocab):
     """It was that of the model whose sizes are nearest."""
-    made = read(MEGATRON.format(tokenizer, more))
+    made = read(TOKENIZED.format(tokenizer, more))
     assert any("--tokenizer-model" in note for note in made.notes) is (vocab > 1024)
     blocks = 4 * (4 * 512 * 512 + 3 * 512 * 1344 + 2 * 512)
     assert not vocab or model_of(made.scenario).parameters == blocks + 512 + 2 * 512 * vocab

@@ -11,6 +11,7 @@ from clustersim.files.launch import (
     colossal,
     cookbook,
     litgpt,
+    megatron_swift,
     nanogpt,
     openrlhf,
     primus,
@@ -65,7 +66,7 @@ def parts_of(
     titan_python.arranged(read_files, table)
     options = renamed(together(read_files), table)
     notes = []
-    for framework_words in (litgpt, nanogpt, openrlhf, cookbook, verl, colossal):
+    for framework_words in (litgpt, nanogpt, openrlhf, cookbook, verl, colossal, megatron_swift):
         notes += framework_words.arranged(read_files, options, table)
     notes += primus.arranged(options, table, model)
     refuse(table, options, [(file.program, file.name) for file in read_files if file.program], model)

@@ -53,6 +53,7 @@ class OwnStart:
 OWN_STARTS = (
     OwnStart("llamafactory-cli", alone="llamafactory-cli train"),
     OwnStart("swift ", one_node="NNODES, which ms-swift has as"),
+    OwnStart("megatron ", one_node="NNODES, which ms-swift has as"),
 )
 """LLaMA-Factory's ``cli.py`` and ms-swift's ``cli/main.py``."""
 

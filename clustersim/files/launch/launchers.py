@@ -14,8 +14,10 @@ DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
 MPI = {"mpirun", "mpiexec", "aprun"}
 _TRL = re.compile(r"(?:.*/)?(?:trl/scripts|trl/examples/scripts)/(\w+)\.py|trl\.scripts\.(\w+)")
-COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift", "litgpt"}
+COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift", "megatron", "litgpt"}
 """Commands that name what they train by a word, not by a script."""
+MEGATRON = ("megatron sft", "megatron pt")
+"""Megatron-SWIFT's commands, whose first word is also the name of much else."""
 _COUNTS = ("num_processes", "num_machines", "mixed_precision")
 _NAMING = {"--launcher", "--framework", "--backend", "--strategy", "--distributed", "--plugin", "--engine"}
 """Options that may have a launcher's name for their value."""
@@ -131,7 +133,9 @@ def _of_litgpt(words: list[str], i: int, launch: Launch) -> int:
 
 
 def _is_value(words: list[str], i: int) -> bool:
-    """Whether a word is the value of an option: ``--launcher deepspeed``."""
+    """Whether a word is the value of an option, or another's name: ``--launcher deepspeed``, ``cd megatron``."""
+    if words[i].endswith("megatron") and " ".join(["megatron", *words[i + 1 : i + 2]]) not in MEGATRON:
+        return True
     return i > 0 and words[i - 1] in _NAMING
 
 

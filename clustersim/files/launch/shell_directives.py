@@ -26,6 +26,7 @@ LAUNCHERS = {
     "llamafactory-cli",
     "trl",
     "swift",
+    "megatron",
     "litgpt",
     "colossalai",
     "composer",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
-from clustersim.files.launch import colossal, cookbook, nanogpt, openrlhf, primus, unread, verl
+from clustersim.files.launch import colossal, cookbook, megatron_swift, nanogpt, openrlhf, primus, unread, verl
 from clustersim.files.launch.files import PYTHON, UNSET, Document, OptionValue
 from clustersim.files.launch.table import NAMES, load
 
@@ -111,6 +111,8 @@ def _whose(file: Document) -> str | None:
         file.program in SWIFT and any(("args", name) in file.options for name in SWIFT_TUNERS)
     ):
         return "accelerate"
+    if megatron_swift.is_launch(file):
+        return "megatron"
     if file.program.startswith("litgpt "):
         return "litgpt"
     for name, is_launch in OWN_COMMANDS.items():
