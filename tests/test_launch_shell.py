@@ -243,3 +243,54 @@ def test_a_text_that_only_grows_is_an_error():
         shell.script(f"{line} > made.json\n{COMMAND}", "x.sh", {"t.json": "A"})
     with pytest.raises(ScenarioError, match="makes a text of more than"):
         shell.script(f"sed s/A/{'AA' * 900}/g t.json | sed s/A/{'AA' * 900}/g\n{COMMAND}", "x.sh", {"t.json": "A A"})
+
+
+# ---- what functions of the script print ----------------------------------------------------------------------------
+
+
+def layers(function, call="$(f)"):
+    """Words behind ``--num-layers`` where a function is called in their place."""
+    made = shell.script(f"A=3\n{function}\n{COMMAND.replace('32', call)}\n", "x.sh")
+    return made.command[made.command.index("--num-layers") + 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        ("f() { echo 32; }", "$(f)"),
+        ("f() { echo 32; }", "`f`"),
+        ("f() { echo 32; }", '"$(f)"'),
+        ("function f {\n  local half=16\n  echo $((half * 2))\n}", "$(f)"),
+        ("f() { local n=$1; if [ $n = big ]; then n=32; fi; echo $n; }", "$(f big)"),
+        ("f() { if [[ $1 -gt 4 ]]; then echo 32; return; fi\n  echo 2; }", "$(f 8)"),
+        ("f() { case $1 in\n 7b|8b) echo 32;;\n *) echo 4;;\n esac; }", "$(f 7b)"),
+        ("g() { echo 30; }\nf() { echo $(($(g) + 2)); }", "$(f a b)"),
+        ("f() { A=32; echo $A; }\nB=$(f)", "$B"),
+        ("B=2", "$(( $(echo 16) * B ))"),
+        ("B=2", "$((`echo 15`*B + $((B * 1))))"),
+        ("f() { echo 3,2; }", "$(f | tr , 0 | bc)0"),
+    ],
+)
+def test_what_a_function_prints_is_what_stands_in_its_place(function, call):
+    wanted = "3020" if "bc" in call else "32"
+    assert layers(function, call).replace("${command}", "?") == wanted
+
+
+def test_what_a_function_sets_behind_a_substitution_stays_there():
+    assert layers("f() { A=5; echo 1; }\nB=$(f)", "$A") == "3"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "f() { echo $(f); }",
+        "g() { echo $(f); }\nf() { echo $(g); }",
+        "f() { nvidia-smi -L | wc -l; }",
+        "f() { hostname; }",
+        "f() {\n cat <<EOT\n32\nEOT\n}",
+        "f() { local -a n=(1 2); echo ${n[0]}; }",
+        "f() { for i in 1 2; do echo $i; done; }",
+    ],
+)
+def test_what_a_function_prints_that_only_running_tells_is_not_guessed(function):
+    assert layers(function) == "${command}"

@@ -78,10 +78,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Function:
-    """A name for commands."""
+    """A name for commands; ``text`` : they as words of a script, empty where lines stand behind ``<<`` among them."""
 
     name: str
     body: Block
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,10 @@ class _Parser:
             self.at += 1
         if self.now is None or self.now.kind == "redirection":
             raise self.wrong(f"the function {short(name)} has no body")
-        return Function(name, self._block())
+        begins = self.at
+        body = self._block()
+        inside = self.found[begins : self.at]
+        return Function(name, body, "" if any(token.body for token in inside) else " ".join(t.text for t in inside))
 
     def _function(self) -> Block:
         if self.now is None or self.now.kind != "word":

@@ -292,12 +292,18 @@ _SOUGHT = re.compile(r"(which|command -v|type -p) (?P<name>[\w.-]+)")
 """A program that is looked for by its name."""
 
 
+def function_key(name: str) -> str:
+    """The key of a function among variables, which no variable can have: its text is what it runs."""
+    return f"{name}()"
+
+
 def _command(inside: str, variables: Variables, depth: int) -> str:
     """What a command says that only repeats, adds up or finds: ``echo``, ``expr``, ``cat <<``, ``which``."""
     if depth > DEPTH:
         raise ScenarioError(f"a script's {short(inside)!r} holds substitutions more than {DEPTH} deep")
     parts = tokens(inside.strip(), "a command")
-    if any((token.kind == "operator" and token.text != ";") or token.text in {"if", "<<<"} for token in parts):
+    is_own = bool(parts) and bool(variables.get(function_key(parts[0].text)))
+    if is_own or any((one.kind == "operator" and one.text != ";") or one.text in {"if", "<<<"} for one in parts):
         from clustersim.files.launch.shell_output import printed  # conditions hold words, and words conditions
 
         return printed(parts, variables)
@@ -371,10 +377,19 @@ def total_of(text: str, variables: Variables, depth: int = 0) -> str:
     return f"${{sum:{name}}}" if re.fullmatch(r"\w+", name) else "${arithmetic}"
 
 
+_NAMES = re.compile(r"(?<![$\w{])([A-Za-z_]\w*)")
+
+
 def _reckoned(text: str, variables: Variables, depth: int) -> str:
-    """A sum with the values of its variables, which need no dollar there."""
-    named = re.sub(r"(?<![$\w{])([A-Za-z_]\w*)", r"${\1}", text)
-    return _nested(named, variables, depth + 1)
+    """A sum with the values of its variables, which need no dollar there, and with what commands in it print."""
+    named = ""
+    at = 0
+    for begin in re.finditer(r"\$\(|`", text):
+        end = skipped(text, begin.start()) if begin.start() >= at else -1
+        if end > 0:
+            named += _NAMES.sub(r"${\1}", text[at : begin.start()]) + text[begin.start() : end]
+            at = end
+    return _nested(named + _NAMES.sub(r"${\1}", text[at:]), variables, depth + 1)
 
 
 def sum_of(text: str, variables: Variables, depth: int = 0) -> int | None:

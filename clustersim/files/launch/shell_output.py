@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 
 from clustersim.core.errors import ScenarioError
 from clustersim.files.launch import shell_blocks as grammar
-from clustersim.files.launch.shell_expand import UNKNOWN, Variables, echoed, fields, sum_of, value
+from clustersim.files.launch.shell_expand import UNKNOWN, Variables, echoed, fields, function_key, sum_of, value
 from clustersim.files.launch.shell_tests import arithmetic, compared
-from clustersim.files.launch.shell_words import Token
+from clustersim.files.launch.shell_words import Token, tokens
+
+_SET = re.compile(r"(\w+)=([^(].*|)", re.DOTALL)
+_DECLARES = {"local", "declare", "readonly", "typeset", "export"}
+
+
+class _Returned(Exception):
+    """``return`` was reached."""
 
 
 class _NotSaidError(Exception):
@@ -25,6 +33,8 @@ def printed(found: list[Token], variables: Variables) -> str:
     try:
         lines: list[str] = []
         _follow(grammar.blocks(found, "a command"), dict(variables), lines)
+    except _Returned:
+        pass
     except _NotSaidError as error:
         return str(error)
     except ScenarioError:
@@ -52,6 +62,8 @@ def _follow(block: grammar.Block, variables: Variables, lines: list[str]) -> boo
                 if _follow(test, variables, lines):
                     return _follow(following, variables, lines)
             return _follow(block.otherwise, variables, lines)
+        case grammar.Match():
+            return _match(block, variables, lines)
         case grammar.Negation():
             return not _follow(block.body, variables, lines)
         case grammar.Group():
@@ -78,10 +90,51 @@ def _command(command: grammar.Command, variables: Variables, lines: list[str]) -
         return _decided(compared(inner, variables, patterns=False), inner, variables)
     if name in {"true", ":", "false"}:
         return name != "false"
+    if name == "return":
+        raise _Returned
+    if (name in _DECLARES and words) or _SET.fullmatch(name):
+        _assign(words if name in _DECLARES else [name, *words], variables)
+        return True
+    if variables.get(function_key(name)):
+        _call(name, [one for word in words for one in fields(word, variables)], variables, lines)
+        return True
     if name != "echo":
         raise _NotSaidError("${command}")
     lines.append(echoed([one for word in words for one in fields(word, variables)]))
     return True
+
+
+def _match(match: grammar.Match, variables: Variables, lines: list[str]) -> bool:
+    held = value(match.word, variables)
+    if unknown := UNKNOWN.search(held):
+        raise _NotSaidError(unknown[0])
+    for patterns, following in match.arms:
+        if any(fnmatchcase(held, value(pattern, variables)) for pattern in patterns):
+            return _follow(following, variables, lines)
+    return True
+
+
+def _assign(words: list[str], variables: Variables) -> None:
+    """Set variables; a list is not followed, and neither is an option of ``declare``."""
+    for word in words:
+        match = _SET.fullmatch(word)
+        if match is not None:
+            variables[match[1]] = value(match[2], variables)
+        elif not re.fullmatch(r"\w+", word):
+            raise _NotSaidError("${command}")
+
+
+def _call(name: str, arguments: list[str], variables: Variables, lines: list[str]) -> None:
+    """What a function of the script prints, whose variables are its own here: nothing of them is seen behind ``$( )``.
+    One that runs itself is not followed."""
+    inner = {key: held for key, held in variables.items() if not key.isdecimal() and key != function_key(name)}
+    inner |= {"@": list(arguments), "*": list(arguments), "#": str(len(arguments))}
+    inner |= {str(i): argument for i, argument in enumerate(arguments, 1)}
+    text = variables[function_key(name)]
+    try:
+        _follow(grammar.blocks(tokens(str(text), "a function"), "a function"), inner, lines)
+    except _Returned:
+        return
 
 
 def _decided(answer: bool | None, words: list[str], variables: Variables) -> bool:

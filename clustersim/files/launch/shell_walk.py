@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
 from clustersim.files.launch import shell_blocks as grammar
-from clustersim.files.launch.shell_expand import UNKNOWN, Variables, fields, ranged, value
+from clustersim.files.launch.shell_expand import UNKNOWN, Variables, fields, function_key, ranged, value
 from clustersim.files.launch.shell_tests import arithmetic, compared
 
 STEPS = 20_000
@@ -133,6 +133,7 @@ class BlockWalk(ABC):
                 self._group(block)
             case grammar.Function():
                 self.functions[block.name] = block.body
+                self.variables[function_key(block.name)] = block.text
         return None
 
     def _sequence(self, sequence: grammar.Sequence) -> bool | None:
