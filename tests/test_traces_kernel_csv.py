@@ -107,6 +107,21 @@ def test_rocprofs_tables_are_read_as_nsights_are(tmp_path: Path):
     assert [(kernel.count, kernel.total_s) for kernel in sums.kernels] == [(4, pytest.approx(4e-6))]
 
 
+@pytest.mark.parametrize("micro", ["\u00b5", "\u03bc", "u"])
+def test_tracelens_sums_of_kernels_are_read_by_name(tmp_path: Path, micro: str):
+    """A kernel has a line for each operator and stream that it ran for."""
+    sums = read(
+        tmp_path / "kernel_summary.csv",
+        f"Parent cpu_op,Kernel name,Kernel stream,Kernel duration ({micro}s)_sum,Kernel duration ({micro}s)_count\n"
+        "aten::mm,Cijk,3,5000.0,37\n"
+        "hipGraphLaunch,norm,3,400.0,72\n"
+        "hipGraphLaunch,norm,5,600.0,72\n",
+    )
+    assert isinstance(sums, KernelSums)
+    assert [(kernel.name, kernel.count) for kernel in sums.kernels] == [("Cijk", 37), ("norm", 144)]
+    assert [kernel.total_s for kernel in sums.kernels] == pytest.approx([5e-3, 1e-3])
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -58,6 +58,21 @@ UNREAD = {
         b"rank,Process Group Name,Collective name,dtype,In msg nelems,dur_sum,dur_mean\n0,0,allreduce,Float,4,1,1\n",
         "nccl_summary_long.*nccl_summary_implicit_sync.csv",
     ),
+    "NCCL's example plugin": (
+        b'[\n{"name": "Group", "cat": "GROUP", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 20.4},\n'
+        b'{"name": "Group", "cat": "GROUP", "ph": "e", "id": 0, "pid": 1, "tid": 1, "ts": 20.6},\n{}]\n',
+        "example profiler plugin.*inspector plugin",
+    ),
+    "torchfrtrace": (
+        b"Collective 39 at entry 38 errors\ngroup info: 0:default_pg\ncollective: nccl:all_reduce\n"
+        b"collective state: scheduled\n",
+        "torchfrtrace found.*give the dumps themselves",
+    ),
+    "RAS": (
+        b"NCCL version 2.26.2 compiled with CUDA 12.4\n\nJob summary\n===========\n\n  Nodes\n     32\n\n"
+        b"Communicators... (0.01s)\n=============\n",
+        "NCCL's RAS.*watchdog",
+    ),
     "ascend": (ASCEND.encode(), "profile of Ascend NPUs"),
 }
 

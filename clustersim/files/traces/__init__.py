@@ -108,7 +108,7 @@ _ROWS = (
         "kernel_csv",
         "CSV of kernels of a GPU profiler",
         "Nsight Systems' `nsys stats --report cuda_gpu_trace --format csv`, or cuda_gpu_kern_sum; rocprofv3's "
-        "kernel_trace.csv and kernel_stats.csv",
+        "kernel_trace.csv and kernel_stats.csv; TraceLens' kernel_summary.csv",
         sniff=kernel_csv.sniff,
         read=kernel_csv.read,
     ),

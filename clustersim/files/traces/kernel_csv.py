@@ -1,5 +1,6 @@
 """Reports of GPU profilers as CSV: Nsight Systems' (``nsys stats --report cuda_gpu_trace --format csv``, and
-cuda_gpu_kern_sum, as columns of a page too) and those of rocprof (``kernel_trace.csv``, ``kernel_stats.csv``).
+cuda_gpu_kern_sum, as columns of a page too) and those of rocprof (``kernel_trace.csv``, ``kernel_stats.csv``); and
+TraceLens' sums of a trace's kernels (``kernel_summary.csv``).
 
 A trace has a line per kernel: when, how long, on which device and stream. A device is a rank. It says neither what
 launched a kernel nor how many bytes NCCL's kernels move, nor among whom: those are kept as times that hold the wait for
@@ -39,7 +40,7 @@ from clustersim.files.traces.told import KernelSum, KernelSums
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 1e-3, "msec": 1e-3, "us": 1e-6, "usec": 1e-6, "ns": 1e-9, "nsec": 1e-9}
 _TIME = re.compile(r"(Start|Duration|Total Time) ?\((\w+)\)")
-_OF_ROCPROF = {
+_OF_OTHERS = {
     "Start_Timestamp": ("Start", "ns"),
     "End_Timestamp": ("End", "ns"),
     "TotalDurationNs": ("Total Time", "ns"),
@@ -54,8 +55,11 @@ _OF_ROCPROF = {
     "EndNs": ("End", "ns"),
     "gpu-id": ("Device", ""),
     "queue-id": ("Strm", ""),
+    "Kernel name": ("Name", ""),
+    **{f"Kernel duration ({micro}s)_sum": ("Total Time", "us") for micro in "\u00b5\u03bcu"},
+    **{f"Kernel duration ({micro}s)_count": ("Instances", "") for micro in "\u00b5\u03bcu"},
 }
-"""What rocprofv3 calls the columns that are read, and their units of time; and rocprofv2 and rocprof otherwise."""
+"""What others call the columns that are read, and their units of time: rocprofv3, rocprofv2 and rocprof, TraceLens."""
 _TIMES = ("Start", "End", "Duration", "Total Time")
 _RULE = re.compile(r"^[ \t]*-{2,}(?:[ \t]+-{2,})+[ \t]*$")
 """A line below the names of columns, as nsys stats prints them on a page."""
@@ -103,7 +107,7 @@ def _is_sum(names: Sequence[str]) -> bool:
 
 def sniff(head: Head) -> Likeness:
     """Whether a line is the header of one of these tables; or of another one of Nsight's."""
-    headers = [_columns(line)[0] for line in head.text.splitlines() if "Name" in line]
+    headers = [_columns(line)[0] for line in head.text.splitlines() if "Name" in line or "Kernel name" in line]
     shaped = any(_is_trace(names) or _is_sum(names) for names in headers)
     return likeness(named=any({"Time (%)", "Total Time"} <= set(names) for names in headers), shaped=shaped)
 
@@ -169,7 +173,7 @@ def _named(cells: Sequence[str]) -> tuple[list[str], dict[str, float]]:
     units = {}
     for cell in cells:
         match = _TIME.fullmatch(cell.strip())
-        name, unit = (match[1], match[2]) if match else _OF_ROCPROF.get(cell.strip(), (cell.strip(), ""))
+        name, unit = (match[1], match[2]) if match else _OF_OTHERS.get(cell.strip(), (cell.strip(), ""))
         if unit:
             units[name] = _UNITS.get(unit, 0.0)
         names.append(name)

@@ -66,6 +66,24 @@ KINDS = (
         re.compile(rb"^rank,Process Group Name,[^\n]*\bdur_mean\b", re.MULTILINE),
         "they hold the wait for peers: give its nccl_summary_implicit_sync.csv, or the profiles themselves",
     ),
+    UnreadKind(
+        "what torchfrtrace found in Flight Recorder dumps",
+        re.compile(
+            rb"^Collective (?:sequence number: )?\d+ (?:at entry \d+ )?errors|^collective state: \w+", re.MULTILINE
+        ),
+        "give the dumps themselves, all of one folder: who did not call what is told of them",
+    ),
+    UnreadKind(
+        "an answer of NCCL's RAS (ncclras)",
+        re.compile(rb"^Job summary\r?\n=+.*^Communicators\.\.\.", re.MULTILINE | re.DOTALL),
+        "it counts ranks and has no times: give the log of PyTorch's watchdog, Flight Recorder dumps, or the log with "
+        "NCCL_DEBUG=INFO",
+    ),
+    UnreadKind(
+        "a dump of NCCL's example profiler plugin",
+        re.compile(rb"\"cat\": ?\"(?:GROUP|COLL|P2P|PROXY)(?:_API)?\", ?\"ph\": ?\"[be]\""),
+        "it ends a collective where it was enqueued: load NCCL's inspector plugin in its place, or " + _KINETO,
+    ),
     UnreadKind("a report of nvprof", re.compile(rb"NVPROF is profiling|\"?Type\"?,\"?Time\(%\)\"?,"), _NSYS),
     UnreadKind(
         "a profile of JAX or XLA",
