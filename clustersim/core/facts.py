@@ -15,11 +15,22 @@ from clustersim.core.paths import plain
 from clustersim.core.texts import Plain, Table
 
 
+class DoubledBatch(msgspec.Struct, frozen=True):
+    """What a run would need with twice the samples a micro-batch: ``needed_bytes`` of the fullest GPU; the ``state``
+    (:mod:`clustersim.core.memory_states`) of the memory that has less room, a GPU's or a host's; how likely one of them
+    ``runs_out``; and what a ``host`` lacks, in words, where a GPU has room and it has not."""
+
+    needed_bytes: float
+    state: str
+    runs_out: float
+    host: str = ""
+
+
 class Memory(msgspec.Struct, frozen=True):
     """Of the fullest GPU: bytes it has, and is short of; what holds them at the peak; and that in a sentence.
 
     shown_bytes, shown_range_bytes : what nvidia-smi would show, and the least and the most of it. host : the memory of
-    a node's host.
+    a node's host. doubled : with twice the samples a micro-batch; None where nobody laid that out.
     """
 
     device_bytes: float = 0.0
@@ -29,6 +40,7 @@ class Memory(msgspec.Struct, frozen=True):
     by: dict[str, float] = {}
     message: str = ""
     host: HostMemory = HostMemory()
+    doubled: DoubledBatch | None = None
 
     @property
     def runs_out(self) -> float:

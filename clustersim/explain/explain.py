@@ -12,7 +12,7 @@ from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
-from clustersim.explain.advice import in_own_words, needed_with, room_words, roomy, state_with
+from clustersim.explain.advice import in_own_words, room_words, roomy
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
 from clustersim.explain.cause_kinds import FACTOR, cause_kinds, subjects
@@ -73,7 +73,7 @@ class Explanation:
 def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
     """Explain the steady state of a run, with its ``top`` causes. Where it is not ``bounded``, the what-if bounds are
     left out: they take as long as the rest together."""
-    all_causes = replace(causes(timeline), room=room_words(facts, FACTOR))
+    all_causes = replace(causes(timeline), room=room_words(facts))
     shares = breakdown(timeline, all_causes.cut)
     table = stalls(all_causes, top)
     path = critical_path(timeline)
@@ -135,11 +135,9 @@ def _bounds(timeline: Timeline, facts: RunFacts, bounded: bool) -> Columns:
         return {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
     idle = unused(timeline)
     table = whatif(timeline, factor=FACTOR, knobs=tuple(k for k in KNOBS if k not in idle), peak_flops=facts.peak_flops)
-    state, runs_out = state_with(facts, FACTOR)
-    needed = needed_with(facts, FACTOR)
     texts = [in_own_words(text, facts) for text in table["text"].tolist()]
     texts = [
-        roomy(text, state, needed, facts.memory.device_bytes, runs_out) if knob == "batch" else text
+        roomy(text, facts.memory.doubled, facts.memory.device_bytes) if knob == "batch" else text
         for knob, text in zip(table["knob"].tolist(), texts, strict=True)
     ]
     return table | {"text": np.array(texts)}

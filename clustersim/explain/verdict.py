@@ -57,7 +57,7 @@ def verdict(
     remedies : what was tried against the losses of a split model.
     ran : knobs whose savings are of a run of their own; others' are bounds.
     """
-    causes = replace(causes, room=room_words(facts, FACTOR))
+    causes = replace(causes, room=room_words(facts))
     step_losses = losses(causes.timeline, causes.where) if causes.where else []
     step = (causes.cut.end - causes.cut.begin) / causes.steps
     whole = not has_steps(causes.timeline)

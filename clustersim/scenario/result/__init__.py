@@ -15,6 +15,7 @@ from clustersim.core import figures, views
 from clustersim.core.arrays import Columns
 from clustersim.core.cards import card
 from clustersim.core.errors import ClusterSimError, needs
+from clustersim.core.memory_states import DOES_NOT_FIT
 from clustersim.core.memory_use import MemoryUse, Verdict
 from clustersim.core.paths import plain
 from clustersim.core.saved_run import SavedRun
@@ -248,6 +249,21 @@ class Result:
             "where": self.memory.where,
             "message": str(self.verdict),
             "host": self.prepared.host.to_dict(),
+            "doubled": self._doubled(),
+        }
+
+    def _doubled(self) -> Plain:
+        """What :class:`clustersim.core.facts.DoubledBatch` says of twice the samples a micro-batch."""
+        from clustersim.explain.cause_kinds import FACTOR
+
+        parts = self.prepared
+        doubled = parts.verdict_of(parts.resized(int(FACTOR * self.scenario.config.micro_batch_size)))
+        host_alone = doubled.state == DOES_NOT_FIT and doubled.of_device != DOES_NOT_FIT
+        return {
+            "needed_bytes": doubled.use.total,
+            "state": doubled.state,
+            "runs_out": doubled.runs_out,
+            "host": doubled.host.in_words if host_alone else "",
         }
 
     def facts(self) -> RunFacts:

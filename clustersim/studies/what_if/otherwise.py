@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from clustersim.core.errors import ClusterSimError
-from clustersim.core.memory_states import DOES_NOT_FIT
-from clustersim.core.memory_use import Verdict
 from clustersim.core.timeline import Timeline
 from clustersim.core.tomls import plainly
 from clustersim.core.units import format_time
-from clustersim.explain.advice import NO_ROOM, roomy
+from clustersim.explain.advice import BUT_RUNS_OUT, NO_ROOM
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.explain import Explanation
@@ -21,9 +19,8 @@ from clustersim.explain.pieces import PieceState, workers
 from clustersim.explain.step_words import LossRemedy
 from clustersim.explain.whatif import PER_SAMPLE
 from clustersim.scenario import Scenario, load
-from clustersim.scenario.run.held import held
 from clustersim.scenario.run.running import Prepared, of_uneven_nodes
-from clustersim.studies.what_if.rerun import larger_batch, rerun_saving, step_time, widened
+from clustersim.studies.what_if.rerun import rerun_saving, step_time, widened
 from clustersim.studies.what_if.turned import ChoiceOutcome, short, turned
 
 NOTHING = 5e-4
@@ -103,28 +100,9 @@ def _again(
     return saved
 
 
-def _room(prepared: Prepared) -> Verdict | None:
-    """Whether the samples of the what-if have room in memory; None where a scenario cannot have so many."""
-    change = larger_batch(prepared, FACTOR)
-    try:
-        return None if change is None else held(prepared.scenario.changed(change)).verdict
-    except ClusterSimError:
-        return None
-
-
-def _with_room(text: str, room: Verdict) -> str:
-    """A what-if of more samples with its verdict on memory, GPU's and host's."""
-    if NO_ROOM in text:
-        return text
-    if room.state == DOES_NOT_FIT and room.of_device != DOES_NOT_FIT:
-        return f"{text.partition(' would save ')[0]} would not fit: {room.host.in_words}"
-    return roomy(text, room.state, room.use.total, room.room, room.runs_out)
-
-
 def _bounds(explanation: Explanation, again: dict[str, float], prepared: Prepared | None) -> list[str]:
     """What each knob saves, where it was run again, the most first, or would save at most; those that save nothing in
     one sentence, and at last what memory has no room for."""
-    room = None if prepared is None else _room(prepared)
     table = explanation.whatif
     row_of = {text: i for i, text in enumerate(table["text"].tolist())}
     bound_texts: list[tuple[float, str]] = []
@@ -138,16 +116,14 @@ def _bounds(explanation: Explanation, again: dict[str, float], prepared: Prepare
         most = float(table["saving"][row_of[text]])
         name = text.partition(" would save ")[0]
         saved = again.get(knob, most)
-        short = _with_room(text, room) if knob == "batch" and room is not None else text
-        if NO_ROOM in short:
-            bound_texts.append((LAST, short))
+        if NO_ROOM in text:
+            bound_texts.append((LAST, text))
             continue
         if abs(saved) < (NOTHING if knob in again else SMALL):
             idle[knob in again].append(name)
         else:
             told = _run_again(text, saved) if knob in again else text
             told += _rings_then(prepared, knob) if prepared is not None and saved < 0 else ""
-            told = _with_room(told, room) if knob == "batch" and room is not None else told
             bound_texts.append((saved, told))
     lines = [text for _, text in sorted(bound_texts, key=lambda pair: -pair[0])]
     for rerun, names in idle.items():
@@ -175,7 +151,8 @@ def _run_again(text: str, saved: float) -> str:
     """
     knob = text.partition(" would save ")[0]
     per = "time per sample" if PER_SAMPLE in text else "step"
-    return f"{knob} {'saves' if saved > 0 else 'costs'} {abs(saved):.1%} of the {per} (run again)"
+    of_memory = "".join(text.partition(BUT_RUNS_OUT)[1:])
+    return f"{knob} {'saves' if saved > 0 else 'costs'} {abs(saved):.1%} of the {per} (run again){of_memory}"
 
 
 def at_most(explanation: Explanation) -> list[str]:
