@@ -166,3 +166,66 @@ def test_a_diagnosis_without_a_gpu_blames_none_and_names_no_tool_of_gpus(tmp_pat
     assert said.startswith(("diagnosis: not sure: slow_cpu of rank 1", "diagnosis: slow_cpu of rank 1"))
     assert "OMP_NUM_THREADS" in said
     assert not re.search(r"nvidia-smi|gpu|GPU|Xid|dcgm|kernels", said)
+
+
+def loading(folder: Path, waits: dict[int, list[float]]) -> Path:
+    """Steps of ranks that wait so long [ms] for a batch, as PyTorch's loader annotates it, compute for 40 ms, and meet
+    in an all-reduce."""
+    folder.mkdir()
+    begin = dict.fromkeys(waits, 1e6)
+    files: dict[int, list[dict[str, Any]]] = {rank: [] for rank in waits}
+    for step in range(len(waits[0])):
+        meet = max(begin[rank] + 1e3 * waits[rank][step] for rank in waits) + 6e4
+        for rank, events in files.items():
+            first = begin[rank]
+            trained = first + 1e3 * waits[rank][step]
+            about = {"ph": "X", "pid": 1, "tid": 1}
+            note = about | {"cat": "user_annotation"}
+            loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+            events.append(note | {"name": f"ProfilerStep#{step}", "ts": first, "dur": meet + 1e4 - first})
+            events.append(note | {"name": loader, "ts": first, "dur": trained - first})
+            for k in range(8):
+                at = trained + 6e3 * k
+                events.append(about | {"cat": "cpu_op", "name": "aten::mm", "ts": at, "dur": 5e3 * (1 + 0.1 * rank)})
+            args = {"Input Dims": [[1000, 1000]], "Input type": ["float"]}
+            sent = trained + 5e4
+            events.append(note | {"name": "gloo:all_reduce", "ts": sent, "dur": meet + 1e4 - sent, "args": args})
+            begin[rank] = meet + 1e4
+    for rank, events in files.items():
+        info = {"backend": "gloo", "rank": rank, "world_size": len(waits)}
+        kept = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
+        (folder / f"rank{rank}.json").write_text(json.dumps(kept))
+    return folder
+
+
+def lines_of(*words: str) -> list[str]:
+    """What a command prints."""
+    return CliRunner().invoke(cli, [*words], catch_exceptions=False).output.splitlines()
+
+
+def test_what_all_ranks_wait_for_their_data_loaders_is_no_slow_cpu(tmp_path: Path):
+    """A rank that is a tenth slower was blamed for steps of which all ranks waited 150 ms for a batch."""
+    folder = loading(tmp_path / "all", {0: [150.0] * 5, 1: [150.0] * 5})
+    first, why, *_ = lines_of("diagnose", str(folder))
+    said = "diagnosis: the whole job is slower than it need be: every rank waits 150 ms of a step of 220 ms for its"
+    assert first == f"{said} data loader; beside that, slow_cpu of rank 1 (95% sure)"
+    assert "num_workers" in why
+    headline, *lines = lines_of("explain", str(folder))
+    assert "68.2% of the step is lost because ranks wait for the host (data loader)" in headline
+    assert any("The rank waits for its data loader, 150 ms on rank" in line for line in lines)
+
+
+def test_a_loader_with_workers_is_no_garbage_collection_nor_a_checkpoint(tmp_path: Path):
+    """It is late every few batches, as these are; but the profile names it."""
+    waits = [5.0, 5.0, 240.0, 5.0, 240.0]
+    folder = loading(tmp_path / "rank1", {0: [5.0] * 5, 1: waits})
+    first, *_, finding = lines_of("diagnose", str(folder))
+    assert first.startswith("diagnosis: slow_data of rank 1 (9")
+    assert finding == "- profiles: rank(s) 1 waits for its data loader 235 ms before a step, now and then"
+    folder = loading(tmp_path / "both", {0: waits, 1: waits})
+    assert "every rank waits 122.5 ms of a step" in lines_of("diagnose", str(folder))[0]
+
+
+def test_a_loader_that_hardly_takes_time_is_not_told(tmp_path: Path):
+    folder = loading(tmp_path / "none", {0: [2.0] * 5, 1: [2.0] * 5})
+    assert not any("data loader" in line for line in lines_of("diagnose", str(folder)))

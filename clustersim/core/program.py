@@ -46,6 +46,8 @@ COMM_STREAM = "comm"
 HOST_STREAM = "host"
 """The usual streams: kernels of the model; the process group's NCCL stream; what the rank's process does on the CPU,
 which kernels wait for."""
+DATA_LOADER = "data loader"
+"""On the host's stream of a measured run: the wait for the next batch."""
 
 
 class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):

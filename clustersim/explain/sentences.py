@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clustersim.core.program import DATA_LOADER
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.columns import columns_of
 from clustersim.explain.pace import UNLIKE, skews
@@ -240,7 +241,9 @@ def waits_for_host(causes: Causes, charge: Charge) -> str:
     took = spans.end - spans.start
     own = took[spans.ranks == rank]
     worst = float(own.max()) if held and len(own) else charge.worst
-    text = f"The {'rank' if causes.on_cpu else 'GPU'} waits for the host: {op_quoted(causes, op)}, "
+    waits = f"The {'rank' if causes.on_cpu else 'GPU'} waits for"
+    loads = causes.timeline.ops[op].name == DATA_LOADER
+    text = f"{waits} its data loader, " if loads else f"{waits} the host: {op_quoted(causes, op)}, "
     text += f"{format_time(worst)} on rank {rank}"
     others = took[spans.ranks != rank]
     usual = float(np.median(took if len(took) > 2 else others)) if len(others) else worst  # of two, the other one's

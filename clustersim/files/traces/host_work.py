@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from clustersim.core.program import DATA_LOADER
 from clustersim.files.traces.profiled import COMMUNICATORS
 
 LONG = 1e-3
@@ -46,7 +47,7 @@ def short_name(name: str) -> str:
     if _BROAD.match(name):
         return ""
     if _LOADER.match(name):
-        return "data loader"
+        return DATA_LOADER
     return "allocating memory" if _ALLOCATES.match(name) else name
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from clustersim.core.errors import TraceError
-from clustersim.core.program import DTYPE_BYTES, HOST_STREAM
+from clustersim.core.program import DATA_LOADER, DTYPE_BYTES, HOST_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.explain.bounds import UNCOUNTED
 from clustersim.files.traces import execution_trace, files
@@ -236,7 +236,7 @@ class _KinetoReader:
             for event in self.kernels:
                 self._kernel(event)
             self._beside_kernels()
-            self._on_host()
+            self._on_host(self.calls)
         else:
             self.trace.on_cpu = True
             self._on_cpu()
@@ -366,13 +366,14 @@ class _KinetoReader:
             step = KERNEL_ARGS.decode(event.args).step
             self.calls.append(HostCall(name, event.ts * 1e-6, (event.ts + event.dur) * 1e-6, step))
 
-    def _on_host(self) -> None:
-        """What the host did while the GPU had nothing: a part of the rank's work, on a stream of its own."""
+    def _on_host(self, calls: Sequence[HostCall]) -> None:
+        """What of these calls the host did while the GPU had nothing: a part of the rank's work, on a stream of its
+        own."""
         busy = [(work.start, work.end) for work in self.trace.work]
         busy += [(seen.start, seen.end) for seen in self.trace.seen]
         begin = self.steps[0][0] * 1e-6 if self.steps else math.inf
-        for name, start, end, told in host_work(busy, self.calls, begin):
-            step = self._step(start * 1e6) if told is None else told
+        for name, start, end, told in host_work(busy, calls, begin):
+            step = self._step(round(start * 1e6, 3)) if told is None else told
             self.trace.work.append(ProfiledWork(name, HOST_STREAM, start, end, math.nan, step))
 
     def _noted(self, notes: Sequence[KinetoEvent]) -> None:
@@ -389,7 +390,8 @@ class _KinetoReader:
                 self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=self._called(note)))
 
     def _on_cpu(self) -> None:
-        """Without a GPU: annotations are collectives, the outermost ATen operators of each thread its work."""
+        """Without a GPU: annotations are collectives, the outermost ATen operators of each thread its work. What runs
+        between operators is the rank's own, but for the data loader, which it waits for."""
         for notes in self.notes.values():
             self._noted(notes)
         until: dict[int | str, float] = {}
@@ -397,6 +399,7 @@ class _KinetoReader:
             if event.ts >= until.get(event.tid, -math.inf):
                 until[event.tid] = event.ts + event.dur
                 self._operator(event, event.ts * 1e-6, (event.ts + event.dur) * 1e-6)
+        self._on_host([call for call in self.calls if call.name == DATA_LOADER])
 
     def _operator(self, event: KinetoEvent, start: float, end: float) -> None:
         """An outermost operator: work of its own, or a part of the action of a pipeline that it lies in."""

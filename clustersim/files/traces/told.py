@@ -35,17 +35,19 @@ class ChoiceComparison(LoggedChoice, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """What an NCCL log shows to be slower than it need be, in ``text``, and ``why``.
+    """What an NCCL log shows to be slower than it need be, or profiles do, in ``text``, and ``why``.
 
     kind : sockets, p2p_off, net_inside, gdr_off, far_nic, plugin_failed, few_channels, nvls_off, port_down
-        or peer_lost.
+        or peer_lost; of profiles slow_data.
     place : of a port that is down or a NIC that is far, ``"node0/mlx5_0"``; of machines without GPUDirect, their names.
+    costs_most : whether it is known to cost more than what ranks differ by.
     """
 
     kind: str
     text: str
     why: str
     place: str = ""
+    costs_most: bool = False
 
 
 class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):

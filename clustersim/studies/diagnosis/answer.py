@@ -163,7 +163,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     suspects : the likeliest first. findings : what each file said, in words. sources : kinds of evidence that were
     given. decides : what would tell the first two apart. ranks : of the job; 0 where no file says. whole_job : what
-    NCCL's log shows to slow all of it, such as TCP sockets: certain, at no place, and so no suspect.
+    NCCL's log or profiles show to slow all of it, such as TCP sockets: certain, at no place, and so no suspect.
     """
 
     suspects: list[RankedSuspect]
@@ -184,10 +184,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     @property
     def whole_first(self) -> bool:
-        """Whether what slows the whole job is the answer: it is certain, and no place is, nor does the job hang."""
+        """Whether what slows the whole job is the answer: it is certain, and no place is, or costs less; nor does the
+        job hang."""
         first = self.suspects[0]
-        of_place = first.kind in HANGING or (self.confident and first.kind != NOTHING)
-        return bool(self.whole_job) and not of_place
+        costs_most = any(cause.costs_most for cause in self.whole_job)
+        of_place = self.confident and first.kind != NOTHING and not costs_most
+        return bool(self.whole_job) and not (of_place or first.kind in HANGING)
 
     @property
     def verdict(self) -> str:
@@ -235,6 +237,7 @@ def judged(read: Sequence[ReadFile]) -> Diagnosis:
         raise TraceError(f"none of these files says anything of a fault; what does: {sources}")
     logs = [answer for _, answer in read if isinstance(answer, NcclLog)]
     whole_job = list(dict.fromkeys(cause for log in logs for cause in log_findings.of_whole_job(log)))
+    whole_job += [cause for _, run in read if isinstance(run, Timeline) for cause in profile_findings.of_whole_job(run)]
     given = [name for name in SOURCES if any(finding.source == name for finding in findings)]
     job = _job(read, on_cpu, beside=bool(whole_job))
     told = [_told(suspect, share, job) for suspect, share in ranked(suspects, findings)[:LISTED]]

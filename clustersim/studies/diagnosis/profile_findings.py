@@ -2,12 +2,13 @@
 
 Three things are looked at step by step: how long a rank's kernels take, beside those of the machine whose ranks are
 quickest; how long a rank's GPU stands still before it begins a step, beside the others; and how long the same
-transfer takes, beside the quickest steps. All are durations on one rank, so that clocks do not matter.
+transfer takes, beside the quickest steps. All are durations on one rank, so that clocks do not matter. Where a profile
+names the data loader, what stands still for it is told apart; what all ranks wait for it slows the whole job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,11 +16,12 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import few
-from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.program import COMPUTE_STREAM, DATA_LOADER
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.core.units import format_time
 from clustersim.explain.pace import PAIR
 from clustersim.files.traces.profiled import PRODUCT_FLOPS
+from clustersim.files.traces.told import Cause
 from clustersim.studies.diagnosis import courses
 from clustersim.studies.diagnosis.courses import AGAIN, ONCE, course_of
 from clustersim.studies.diagnosis.slow_groups import of_groups, slow_groups
@@ -51,6 +53,8 @@ LEAST_LATE = 0.01
 """Share of a step's kernels by which a rank begins it later than others before it is told."""
 NEAR = 0.25
 """Share of the worst that others must have to be told beside it: on a busy machine all are late by a little."""
+LEAST_LOADING = 0.05
+"""Share of a step that all ranks wait for their data loaders before it is told."""
 LEAST_TRANSFER = 0.06
 """Share by which the transfers of a step take longer."""
 ALL_ALIKE = 0.5
@@ -64,16 +68,19 @@ StepTransfers: TypeAlias = list[list[tuple[tuple[object, ...], float]]]
 
 @dataclass(frozen=True, eq=False)
 class ProfiledSteps:
-    """Of the measured ``ranks``, (steps, ranks): seconds that kernels keep a GPU ``busy``, and that it stands ``idle``
-    before it begins a step. transfers : per step, what each collective is and its seconds; ``whole`` : those
-    of all its ranks, else with waiting for ranks that were not measured in it. on_cpu : there is no GPU. more_work :
-    ranks with more to do than others -> how many times as much."""
+    """Of the measured ``ranks``, (steps, ranks): seconds that kernels keep a GPU ``busy``, that it stands ``idle``
+    before it begins a step, and that it waits for a data loader which its profile names (``loading``). transfers : per
+    step, what each collective is and its seconds; ``whole`` : those of all its ranks, else with waiting for ranks that
+    were not measured in it. length : of a step [s], the mean. on_cpu : there is no GPU. more_work : ranks with more to
+    do than others -> how many times as much."""
 
     ranks: Ints
     busy: Floats
     idle: Floats
+    loading: Floats
     transfers: StepTransfers
     whole: bool
+    length: float
     on_cpu: bool = False
     more_work: Mapping[int, float] = field(default_factory=dict)
 
@@ -88,7 +95,8 @@ def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Itera
     stalls = _common_stalls(steps)
     lateness = max((float(np.clip(by, 0.0, None).sum()) for by in late.values()), default=0.0)
     stalled = 0.0 if stalls is None else float(np.clip(stalls, 0.0, None).sum())
-    if late and lateness > max(_behind(slow, steps), stalled):
+    loading = _loading_together(steps) * len(steps.busy) if late and _for_loader(late, steps) else 0.0
+    if late and lateness > max(_behind(slow, steps), stalled, loading):
         yield _of_late(late, steps, suspects)
     elif stalls is not None:
         course = course_of(stalls.tolist(), max(_late_limit(steps), NEAR * float(stalls.max())))
@@ -110,7 +118,9 @@ def _of_late(late: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
     courses_of = {rank: course_of(by.tolist(), limit) for rank, by in late.items()}
     first = next(iter(courses_of.values()))
     culprit = f"rank(s) {few(late, SHOWN)}" if steps.on_cpu else f"the GPU of rank(s) {few(late, SHOWN)}"
-    text = f"profiles: {culprit} stands still {format_time(worst)} before a step, {first}"
+    doing = "waits for its data loader" if _for_loader(late, steps) else "stands still"
+    text = f"profiles: {culprit} {doing} {format_time(worst)} before a step, {first}"
+    batches = {"slow_data": SURE}
     again = {"garbage_collection": SURE, "slow_data": UNLIKELY}
     stays = {"slow_data": SURE, "garbage_collection": UNLIKELY}
 
@@ -119,9 +129,37 @@ def _of_late(late: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
         if suspect.rank not in late:
             return ALMOST_NEVER
         weights = again if courses_of[suspect.rank] in (ONCE, AGAIN) else stays
+        weights = batches if _for_loader([suspect.rank], steps) else weights
         return weights.get(suspect.kind, ALMOST_NEVER) / len(late)
 
     return finding("profiles", text, suspects, likely)
+
+
+def _for_loader(late: Collection[int], steps: ProfiledSteps) -> bool:
+    """Whether these ranks stand still before steps for the data loader, by most of the time."""
+    columns = np.isin(steps.ranks, list(late))
+    return bool(2 * steps.loading[:, columns].sum() > steps.idle[:, columns].sum() > 0)
+
+
+def of_whole_job(run: Timeline) -> list[Cause]:
+    """That all ranks wait for their data loaders, which is at no one's place."""
+    steps = _steps(run)
+    if not len(steps.busy):
+        return []
+    together = _loading_together(steps)
+    if together <= LEAST_LOADING * steps.length:
+        return []
+    who = "every rank waits" if len(steps.ranks) > 1 else "the rank waits"
+    text = f"{who} {format_time(together)} of a step of {format_time(steps.length)} for its data loader"
+    why = "a batch takes longer to load than to train on: more workers (num_workers), cheaper samples, a faster disk"
+    unlike = float(np.ptp(steps.busy, axis=1).mean())
+    return [Cause("slow_data", text, why, costs_most=together > unlike)]
+
+
+def _loading_together(steps: ProfiledSteps) -> float:
+    """Seconds of a step that all ranks wait for their data loaders, in the mean: one with workers is late every few
+    steps."""
+    return float(steps.loading.min(axis=1).mean())
 
 
 def _behind(slow: dict[int, Floats], steps: ProfiledSteps) -> float:
@@ -139,7 +177,7 @@ def _late_limit(steps: ProfiledSteps) -> float:
 
 def _common_stalls(steps: ProfiledSteps) -> Floats | None:
     """By how much longer all GPUs stand still before each step than before the quickest [s]; None for not at all."""
-    together: Floats = steps.idle.min(axis=1)
+    together: Floats = np.clip(steps.idle - steps.loading, 0.0, None).min(axis=1)
     excess = together - np.median(np.sort(together)[: max(1, len(together) // 2)])
     return excess if excess.max() > 2 * _late_limit(steps) else None
 
@@ -151,15 +189,17 @@ def _steps(run: Timeline) -> ProfiledSteps:
     numbers = np.unique(step)
     numbers = numbers[1:] if len(numbers) > 2 else numbers
     work = np.array([op.kind == "compute" and op.stream == COMPUTE_STREAM for op in run.ops])[spans["op"]]
+    loader = np.array([op.name == DATA_LOADER for op in run.ops])[spans["op"]]
     busy = np.zeros((len(numbers), len(ranks)))
     idle = np.zeros_like(busy)
+    loading = np.zeros_like(busy)
     for i, number in enumerate(numbers.tolist()):
         for j in range(len(ranks)):
-            own = work & (place == j)
-            in_step = own & (step == number)
-            before = (place == j) & (step < number)  # where nothing follows the last collective, waiting is no idling
-            busy[i, j] = (spans["end"] - spans["start"])[in_step].sum()
-            begun = spans["ready"][(place == j) & (step == number)]  # a gather of parameters may come first
+            in_step = (place == j) & (step == number)
+            before = (place == j) & ~loader & (step < number)  # what waits in the last collective does not idle
+            busy[i, j] = (spans["end"] - spans["start"])[work & in_step].sum()
+            loading[i, j] = (spans["end"] - spans["start"])[loader & in_step].sum()
+            begun = spans["ready"][in_step & ~loader]  # a gather of parameters may come first
             if begun.size and before.any():
                 idle[i, j] = begun.min() - spans["end"][before].max()
     transfers: StepTransfers = [[] for _ in numbers]
@@ -171,8 +211,10 @@ def _steps(run: Timeline) -> ProfiledSteps:
     all_timed = bool(collectives) and all("transfer_s" in op.detail for op in collectives)
     if not all_timed:
         _bounds(run, spans, index, transfers)
+    of_steps = np.isin(step, numbers)
+    length = float(np.ptp(np.concatenate([spans["ready"][of_steps], spans["end"][of_steps]]))) / len(numbers)
     on_cpu = bool(run.stats.get(WITHOUT_GPU))
-    return ProfiledSteps(ranks, busy, idle, transfers, all_timed, on_cpu, more_work(run))
+    return ProfiledSteps(ranks, busy, idle, loading, transfers, all_timed, length, on_cpu, more_work(run))
 
 
 def more_work(run: Timeline) -> dict[int, float]:
@@ -217,7 +259,9 @@ def _late_ranks(steps: ProfiledSteps) -> dict[int, Floats]:
     """Ranks whose GPU stands still before a step, and others' do not -> seconds, in every step."""
     if len(steps.ranks) < 2:
         return {}
-    excess = steps.idle - np.median(steps.idle, axis=1)[:, None]
+    two = len(steps.ranks) == PAIR  # whose median is half of what they differ by
+    usual = steps.idle.min(axis=1) if two else np.median(steps.idle, axis=1)
+    excess = steps.idle - usual[:, None]
     struck = np.flatnonzero(excess.max(axis=0) > max(_late_limit(steps), NEAR * float(excess.max())))
     if 2 * len(struck) > len(steps.ranks):
         return {}  # most are late now and then, and so none more than the others
@@ -250,7 +294,8 @@ def _of_slow(slow: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
             seen = of_host & measured
             if struck != seen:
                 return UNLIKELY if seen and seen <= struck else ALMOST_NEVER
-            return SURE if len(seen) > 1 else PARTLY if of_host - seen else ALMOST_NEVER
+            lasting = courses.likely(course, suspect.kind)
+            return lasting if len(seen) > 1 else PARTLY * lasting if of_host - seen else ALMOST_NEVER
         return ALMOST_NEVER if suspect.kind == NOTHING or suspect.port is None else UNLIKELY
 
     return finding("profiles", text, suspects, likely)
