@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from clustersim.collectives.base import bus_factor
-from clustersim.core.program import COMM_STREAM
+from clustersim.core.program import COMM_STREAM, DATA_LOADER
 from clustersim.core.timeline import Timeline
 from clustersim.explain.last_rank import last_to_most
-from clustersim.explain.metrics import steady_window
+from clustersim.explain.metrics import SteadyWindow, steady_window
 from clustersim.explain.occupancy import occupancy, whole_window
 from clustersim.files.traces.joining import skipped_of
 from clustersim.files.traces.profiled import UNNAMED, UNSHAPED
@@ -23,6 +23,8 @@ LAUNCH_BOUND = 0.25
 """Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
 
 
+WAITS_FOR_DATA = 0.05
+"""Share of the window that ranks wait for their data loaders from which it is told."""
 SHARES = ("compute_s", "communication_s", "peer_wait_s", "exposed_transfer_s", "exposed_communication_s")
 """The states of :mod:`clustersim.explain.occupancy` that are told: computing, transferring, waiting for a peer, and of
 the transfers what no kernel hides."""
@@ -144,7 +146,7 @@ def of_run(run: Timeline) -> RunDigest:
         clock_offset_s=run.stats.get("clock_offset_s", 0.0),
         collectives=collectives,
         skipped=skipped,
-        hints=list(_hints(run, compute, waits, len(measured))),
+        hints=[*_hints(run, compute, waits, len(measured)), *_of_loaders(run, steady)],
     )
 
 
@@ -189,7 +191,18 @@ def _hints(run: Timeline, compute: list[float], waits: list[float], measured: in
         share = f"{100 * float(np.mean(waits)):.0f} % of the window, beside kernels or not"
         yield f"collectives wait for peers {share}: uneven work, not slow links{_last(run)}"
     if compute and np.mean(compute) < 0.2:
-        yield f"the compute stream is busy {100 * min(compute):.0f} to {100 * max(compute):.0f} % of the window only"
+        shares = dict.fromkeys(f"{100 * share:.0f}" for share in (min(compute), max(compute)))
+        yield f"the compute stream is busy {' to '.join(shares)} % of the window only"
+
+
+def _of_loaders(run: Timeline, window: SteadyWindow) -> Iterator[str]:
+    """That ranks wait for their data loaders, where profiles name them and it is not little."""
+    spans = run.spans()
+    loads = np.array([op.name == DATA_LOADER for op in run.ops], dtype=np.bool_)[spans["op"]]
+    inside = np.minimum(spans["end"], window.end) - np.maximum(spans["start"], window.begin)
+    seconds = float(np.clip(inside, 0.0, None)[loads].sum()) / len(np.unique(spans["rank"]))
+    if seconds > WAITS_FOR_DATA * window.length:
+        yield f"ranks wait for their data loaders {seconds / window.length:.0%} of the window: more workers, cheaper samples"
 
 
 def _last(run: Timeline) -> str:
