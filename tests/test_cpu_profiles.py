@@ -234,7 +234,7 @@ def test_a_loader_that_hardly_takes_time_is_not_told(tmp_path: Path):
 def test_a_digest_says_what_of_the_window_goes_to_the_loader(tmp_path: Path):
     folder = loading(tmp_path / "all", {0: [150.0] * 5, 1: [150.0] * 5})
     lines = lines_of("trace", str(folder))
-    assert "hint: ranks wait for their data loaders 68% of the window: more workers, cheaper samples" in lines
+    assert "hint: ranks wait for their data loaders 68 % of the window: more workers, cheaper samples" in lines
     assert "hint: the compute stream is busy 18 to 20 % of the window only" in lines
     folder = loading(tmp_path / "one", {0: [150.0] * 5})
     assert "hint: the compute stream is busy 18 % of the window only" in lines_of("trace", str(folder))

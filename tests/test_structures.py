@@ -89,6 +89,26 @@ def test_slow_calls_do_not_hide_what_large_messages_tell():
     assert reason.error > 0.5 * reason.described  # the calls are left
 
 
+def test_what_makes_some_sizes_worse_is_no_other_explanation():
+    """Of NVLS that is off the answer said that Simple rings, which leave 58 % of error, cannot be told from it."""
+    topology = fabrics.load("hgx-h200")
+    sizes = [2.0**power for power in range(17, 33)]
+
+    def rows(structure: Structure, measured: list[float]) -> NcclTimes:
+        machine = structure.of(topology)
+        group = Group(machine, fabrics.mesh(machine).gpus)
+        pins = (structure.algorithms or None, structure.protocols or None)
+        chosen = [choice(Request("all_reduce", size, algorithm=pins[0], protocol=pins[1]), group) for size in sizes]
+        taken = measured or [seconds(one, costs_of(group)) for one in chosen]
+        return NcclTimes(tuple(map(MeasuredCollective, taken, chosen, ["one"] * len(sizes))))
+
+    measured = rows(Structure("12", {"nvls": False}), []).measured.tolist()
+    described = rows(AS_DESCRIBED, measured)
+    reason = explained(described, lambda structure: rows(structure, measured))
+    assert "NVLS off" in reason.structure.words
+    assert not any("Simple" in words for words in reason.alike)
+
+
 def test_what_nothing_explains_is_said():
     """A log of another machine, 2.8 times slower than expected, was told nothing."""
     times = played(AS_DESCRIBED, [1.0] * len(SIZES), "all_reduce")

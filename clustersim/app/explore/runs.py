@@ -230,6 +230,6 @@ def _gantts(timelines: dict[str, Timeline]) -> Iterator[PageChart]:
     steps = {name: plots.last_step(timeline) for name, timeline in timelines.items()}
     longest = max((end - begin for begin, end in steps.values()), default=0.0)
     for name, (begin, end) in steps.items():
-        heading = f"{name}: {format_time(end - begin)}"
+        heading = f"{name}: {format_time(end - begin)}, the last step"
         label = f"Gantt chart, {heading}"
         yield PageChart(heading, gantt_pair(timelines[name], begin, begin + longest, label, origin=begin))

@@ -202,7 +202,8 @@ def _of_loaders(run: Timeline, window: SteadyWindow) -> Iterator[str]:
     inside = np.minimum(spans["end"], window.end) - np.maximum(spans["start"], window.begin)
     seconds = float(np.clip(inside, 0.0, None)[loads].sum()) / len(np.unique(spans["rank"]))
     if seconds > WAITS_FOR_DATA * window.length:
-        yield f"ranks wait for their data loaders {seconds / window.length:.0%} of the window: more workers, cheaper samples"
+        share = f"{100 * seconds / window.length:.0f} % of the window"
+        yield f"ranks wait for their data loaders {share}: more workers, cheaper samples"
 
 
 def _last(run: Timeline) -> str:
