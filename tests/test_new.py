@@ -236,13 +236,13 @@ def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
     done = clustersim("new", "scenario", tmp_path / "t.toml", "--model", "gpt2", "--gpu", "A100")
     assert "fits" in done.stdout
     assert (
-        "written: pytorch's first setting, those mostly faster first, that runs out of memory less often than 25%"
+        "written: the first of pytorch's settings, mostly the faster first, that runs out of memory less often than 25%"
         in done.stdout
     )
     assert "before it" not in done.stdout
     done = clustersim("new", "scenario", tmp_path / "u.toml", "--model", "llama3-8b", "--gpu", "A100", "--nodes", "1")
     kept = tomllib.loads((tmp_path / "u.toml").read_text("utf-8"))["model"]["activation_checkpointing"]
-    assert ("would more often" in done.stdout) == (kept != "none")
+    assert ("likelier to, and so left out" in done.stdout) == (kept != "none")
 
 
 def test_what_was_refused_before_is_told_as_of_the_recipe_that_it_is_of(monkeypatch):
@@ -258,8 +258,8 @@ def test_what_was_refused_before_is_told_as_of_the_recipe_that_it_is_of(monkeypa
     chosen = room.with_room(texts, None)
     assert chosen.text == "d"
     assert chosen.why == (
-        "written: torchtitan's first setting, those mostly faster first, that runs out of memory less often than 25%; "
-        "before it 2 of pytorch's would more often"
+        "written: the first of torchtitan's settings, mostly the faster first, that runs out of memory less often than 25%; "
+        "likelier to, and so left out: 2 of pytorch's"
     )
     assert room.with_room(texts[:3], None).why == (
         "written: of pytorch's settings the likeliest to fit; none runs out less often than 25%"

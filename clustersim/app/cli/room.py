@@ -49,9 +49,9 @@ def with_room(texts: Iterable[RecipeText], file: Path, reserve: Iterable[RecipeT
 
 def _why_written(recipe: str, refused: Mapping[str, int]) -> str:
     """Why a recipe's setting is written; ``refused`` : how many of each recipe's were looked at before, and run out."""
-    which = f"{recipe}'s first setting, those mostly faster first, that runs out of memory less often than"
+    which = f"the first of {recipe}'s settings, mostly the faster first, that runs out of memory less often than"
     before = ", ".join(f"{count} of {name}'s" for name, count in refused.items())
-    return f"written: {which} {UNLIKELY:.0%}" + (f"; before it {before} would more often" if before else "")
+    return f"written: {which} {UNLIKELY:.0%}" + (f"; likelier to, and so left out: {before}" if before else "")
 
 
 def _verdict_of_text(text: str, file: Path) -> Verdict | None:

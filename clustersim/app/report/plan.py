@@ -94,14 +94,17 @@ def _map(answer: PlanAnswer) -> PageSection:
 
 
 def _made(answer: PlanAnswer) -> PageSection:
-    heads = [("option", False), ("made of", False), ("GiB by stage", False)]
+    heads = [("option", False), ("at the least", False), ("GiB by stage", False)]
     rows = [
         [row.option, row.limited_by, ", ".join(f"{b / 2**30:.1f}" for b in row.stage_bytes)]
         for row in (*answer.front, *answer.tempting, *answer.alternatives)
         if row.stage_bytes
     ]
-    sentence = "The least a step can take, by what it waits for, and what each stage holds."
-    return PageSection("made", "What a step is made of", [sentence], grid=PageTable(heads, rows))
+    sentence = (
+        "The least a step can take, by what it waits for; what transfers beside it take longer comes on top. "
+        "And what each stage holds."
+    )
+    return PageSection("made", "What a step takes at the least", [sentence], grid=PageTable(heads, rows))
 
 
 def _places(answer: PlanAnswer) -> PageSection:
