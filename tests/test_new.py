@@ -258,8 +258,8 @@ def test_what_was_refused_before_is_told_as_of_the_recipe_that_it_is_of(monkeypa
     chosen = room.with_room(texts, None)
     assert chosen.text == "d"
     assert chosen.why == (
-        "written: the first of torchtitan's settings, mostly the faster first, that runs out of memory less often than 25%; "
-        "likelier to, and so left out: 2 of pytorch's"
+        "written: the first of torchtitan's settings, mostly the faster first, that runs out of memory less often than "
+        "25%; likelier to, and so left out: 2 of pytorch's"
     )
     assert room.with_room(texts[:3], None).why == (
         "written: of pytorch's settings the likeliest to fit; none runs out less often than 25%"
