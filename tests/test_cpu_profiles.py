@@ -238,3 +238,25 @@ def test_a_digest_says_what_of_the_window_goes_to_the_loader(tmp_path: Path):
     assert "hint: the compute stream is busy 18 to 20 % of the window only" in lines
     folder = loading(tmp_path / "one", {0: [150.0] * 5})
     assert "hint: the compute stream is busy 18 % of the window only" in lines_of("trace", str(folder))
+
+
+def test_of_gpus_too_a_loader_that_is_named_is_to_blame(tmp_path: Path):
+    """Its span, in the step that it delays, made the GPU begin that step in time: nothing was wrong."""
+    from test_traces_kineto import gemm, kernel, save
+
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    for rank in range(2):
+        events: list[dict[str, Any]] = []
+        for step in range(6):
+            begin = 1e6 + 1.5e5 * step
+            waits = 1e5 if rank and step % 2 else 1e3
+            note = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
+            events.append(note | {"name": f"ProfilerStep#{step}", "ts": begin, "dur": 1.5e5})
+            events.append(note | {"name": loader, "ts": begin + 1, "dur": waits - 2})
+            events += gemm(begin + waits, 3e4, begin + waits - 5, 10 * step + 1)
+            sent = begin + waits + 3e4
+            events.append(kernel(sent, begin + 1.45e5 - sent if step % 2 else 5e3, step, rank))
+        save(tmp_path / f"rank{rank}.json", events, rank)
+    first, *_, finding = lines_of("diagnose", str(tmp_path))
+    assert first.startswith("diagnosis: slow_data of rank 1 (9")
+    assert "the GPU of rank(s) 1 waits for its data loader 99 ms before a step, now and then" in finding
