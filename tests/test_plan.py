@@ -618,6 +618,20 @@ def test_the_next_best_with_room_is_not_called_the_next_best_of_all():
     assert "the next best of another kind, " in verdict(plan(), judged(first, roomy))
 
 
+def test_a_rough_run_with_room_is_set_beside_the_fastest_that_has_room():
+    """1 % slower than what was taken, it was "16 % slower than the fastest", which was likelier than not to run out."""
+    memory = FullestMemory(80 * 2**30, 86 * 2**30, (76 * 2**30, 96 * 2**30))
+    risky = option(0, "fsdp", 120.0)
+    result = msgspec.structs.replace(risky.result, peak_memory_bytes=72 * 2**30, memory=memory)
+    risky = msgspec.structs.replace(risky, result=result)
+    rough = msgspec.structs.replace(option(2, "zero", 97.0), state="rough")
+    found = judged(risky, option(1, "fsdp", 100.0), rough)
+    assert len(found.front) == 2
+    assert why_lost(rough, found).startswith("3% slower than the fastest with room, roughly")
+    alone = judged(option(0, "fsdp", 120.0), rough)
+    assert why_lost(rough, alone).startswith("19% slower than the fastest, roughly")
+
+
 @pytest.mark.parametrize(
     ("rate", "words"),
     [(97.0, "3.1% faster than the next best of another kind"), (70.0, "42.9% faster"), (104.0, "looks 4.0% faster")],

@@ -169,13 +169,15 @@ def _why_beaten(option: PlanOption, searched: SearchResult) -> str:
 
 def _slower(option: PlanOption, searched: SearchResult) -> str:
     """Of one that was run roughly, how much slower it is than the fastest, on its own machine and nodes where the front
-    has one."""
+    has one; of one that has room in memory, than the fastest that has."""
     candidate = option.candidate
     place = candidate.machine, candidate.nodes
-    rivals = [rival for rival in searched.front if (rival.candidate.machine, rival.candidate.nodes) == place]
-    first = min(searched.front, key=lambda rival: rival.robust)
+    front = [rival for rival in searched.front if rival.has_room >= option.has_room] or searched.front
+    rivals = [rival for rival in front if (rival.candidate.machine, rival.candidate.nodes) == place]
+    first = min(front, key=lambda rival: rival.robust)
     fastest = min(rivals, key=lambda rival: rival.robust) if rivals else first
-    where_text = " there" if fastest is not first else ""
+    where_text = " with room" if len(front) < len(searched.front) else ""
+    where_text += " there" if fastest is not first else ""
     # Both are predicted equally well where their errors are the same: then only the rough run leaves it open.
     if option.rate > fastest.rate * (1 + EVEN) and option.error <= fastest.error:
         how = pace(option.rate, fastest.rate, "than")
