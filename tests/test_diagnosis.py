@@ -289,7 +289,7 @@ def steps_of(busy, idle, transfers):
     busy, idle = np.array(busy), np.array(idle)
     seconds = [[(("all_reduce", 1e6), took)] for took in transfers]
     ranks, loading = np.arange(busy.shape[1]), np.zeros(busy.shape)
-    return ProfiledSteps(ranks, busy, idle, loading, seconds, whole=True, length=1.0, on_cpu=True)
+    return ProfiledSteps(ranks, busy, idle, loading, seconds, whole=True, on_cpu=True)
 
 
 def test_what_is_less_than_steps_differ_by_anyway_is_no_fault_of_a_rank():

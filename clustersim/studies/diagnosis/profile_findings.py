@@ -19,6 +19,7 @@ from clustersim.core.errors import few
 from clustersim.core.program import COMPUTE_STREAM, DATA_LOADER
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.core.units import format_time
+from clustersim.explain.metrics import steady_window
 from clustersim.explain.pace import PAIR
 from clustersim.files.traces.profiled import PRODUCT_FLOPS
 from clustersim.files.traces.told import Cause
@@ -71,8 +72,8 @@ class ProfiledSteps:
     """Of the measured ``ranks``, (steps, ranks): seconds that kernels keep a GPU ``busy``, that it stands ``idle``
     before it begins a step, and that it waits for a data loader which its profile names (``loading``). transfers : per
     step, what each collective is and its seconds; ``whole`` : those of all its ranks, else with waiting for ranks that
-    were not measured in it. length : of a step [s], the mean. on_cpu : there is no GPU. more_work : ranks with more to
-    do than others -> how many times as much."""
+    were not measured in it. on_cpu : there is no GPU. more_work : ranks with more to do than others -> how many
+    times as much."""
 
     ranks: Ints
     busy: Floats
@@ -80,7 +81,6 @@ class ProfiledSteps:
     loading: Floats
     transfers: StepTransfers
     whole: bool
-    length: float
     on_cpu: bool = False
     more_work: Mapping[int, float] = field(default_factory=dict)
 
@@ -147,10 +147,11 @@ def of_whole_job(run: Timeline) -> list[Cause]:
     if not len(steps.busy):
         return []
     together = _loading_together(steps)
-    if together <= LEAST_LOADING * steps.length:
+    step_s = steady_window(run).step_time
+    if together <= LEAST_LOADING * step_s:
         return []
     who = "every rank waits" if len(steps.ranks) > 1 else "the rank waits"
-    text = f"{who} {format_time(together)} of a step of {format_time(steps.length)} for its data loader"
+    text = f"{who} {format_time(together)} of a step of {format_time(step_s)} for its data loader"
     why = "a batch takes longer to load than to train on: more workers (num_workers), cheaper samples, a faster disk"
     unlike = float(np.ptp(steps.busy, axis=1).mean())
     return [Cause("slow_data", text, why, costs_most=together > unlike)]
@@ -211,10 +212,8 @@ def _steps(run: Timeline) -> ProfiledSteps:
     all_timed = bool(collectives) and all("transfer_s" in op.detail for op in collectives)
     if not all_timed:
         _bounds(run, spans, index, transfers)
-    of_steps = np.isin(step, numbers)
-    length = float(np.ptp(np.concatenate([spans["ready"][of_steps], spans["end"][of_steps]]))) / len(numbers)
     on_cpu = bool(run.stats.get(WITHOUT_GPU))
-    return ProfiledSteps(ranks, busy, idle, loading, transfers, all_timed, length, on_cpu, more_work(run))
+    return ProfiledSteps(ranks, busy, idle, loading, transfers, all_timed, on_cpu, more_work(run))
 
 
 def more_work(run: Timeline) -> dict[int, float]:
