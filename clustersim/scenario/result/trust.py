@@ -103,8 +103,8 @@ def step_kind(strategy: str, model: Model, *, split: bool, work: float = math.in
     """Which published steps a step is like: those of its ``strategy``, unless adapters, experts, a ``split`` or what
     it ``offloads`` tell more.
 
-    A split tells no more of DeepSpeed's ZeRO: published split models have replicas as DDP's and FSDP's, with a distributed
-    optimizer or without, but for five steps beside ZeRO-3, which took a sixth longer than predicted.
+    A split tells no more of DeepSpeed's ZeRO: published split models have replicas as DDP's and FSDP's, with a
+    distributed optimizer or without, but for five steps beside ZeRO-3, which took a sixth longer than predicted.
 
     work : seconds [s] at the GPU's peak of a block's pass, where a host calls the blocks of a split model; steps below
     :data:`THIN` are told apart.
