@@ -193,3 +193,14 @@ def test_the_published_case_is_refused() -> None:
 def test_an_unknown_type_is_told_what_would_read_it() -> None:
     with pytest.raises(ModelError, match=r"unknown model_type 'zzz'; \d+ types are read.*a row added to data/families"):
         from_hf({"model_type": "zzz"})
+
+
+def test_blocks_that_predict_further_tokens_are_said_to_be_left_out():
+    """A config of GLM 4.5 or DeepSeek-V3 counts them; transformers' classes have none, and nothing said so."""
+    config = DEEPSEEK_V3 | {"num_nextn_predict_layers": 1}
+    left_out = "blocks that predict further tokens are left out (num_nextn_predict_layers 1)"
+    told = [note for note in from_hf(config).notes if note.startswith(left_out)]
+    assert len(told) == 1
+    assert told[0].endswith("mtp = 1 in model.options plays them")
+    assert not any(note.startswith(left_out) for note in from_hf(config, mtp=1).notes)
+    assert not any(note.startswith(left_out) for note in from_hf(config | {"num_nextn_predict_layers": 0}).notes)

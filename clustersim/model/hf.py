@@ -20,7 +20,7 @@ from clustersim.core.paths import data_path
 from clustersim.core.texts import Table, is_folder, json_table, text_of
 from clustersim.model.base import TransformerShape
 from clustersim.model.config import Config, config_of
-from clustersim.model.families import by_type, families
+from clustersim.model.families import Family, by_type, families
 from clustersim.model.names import described, same_family
 from clustersim.model.options import with_options
 from clustersim.model.shapes import LONGEST, shape_of
@@ -29,6 +29,9 @@ from clustersim.model.transformer_model import build, execution
 
 _TOLD = 8
 """Fields that one note lists."""
+FURTHER_TOKENS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+"""Fields of a config that count blocks which predict further tokens."""
+LEFT_OUT = "blocks that predict further tokens are left out"
 SLIP = 0.85
 """How alike a misspelt type and the one that is meant are: lama and llama 0.89, nemotron-nas and nemotron 0.8."""
 
@@ -67,6 +70,8 @@ def from_hf(
     changed = with_options(shape, changes)
     if shape.tower:
         notes = tuple(image_note(shape) if " pixels a sample" in note else note for note in notes)
+    if changed.mtp:
+        notes = tuple(note for note in notes if not note.startswith(LEFT_OUT))
     return build(changed, notes)
 
 
@@ -110,12 +115,22 @@ def shape_from_hf(
             notes += _assumed(part)
     if family.note:
         notes.append(family.note)
+    notes += _further_tokens(data, family)
     if shape.inputs:
         notes.append(
             "what blocks are told of their tokens is made with the embedding; pipeline stages do not send it on"
         )
     label = name or str(data.get("_name_or_path") or "") or (normpath(where) if where != "config" else str(kind))
     return replace(shape, name=label), tuple(notes)
+
+
+def _further_tokens(data: Table, family: Family) -> list[str]:
+    """The note that blocks which predict further tokens are left out, of a config that has some."""
+    decoder = data.get("text_config", data)
+    counts = {field: decoder.get(field) for field in FURTHER_TOKENS}
+    field, count = next((pair for pair in counts.items() if pair[1]), ("", 0))
+    ways = f"; mtp = {count} in model.options plays them" if family.mtp else ""
+    return [f"{LEFT_OUT} ({field} {count}), as transformers' classes leave them out{ways}"] if count else []
 
 
 def _is_shipped(config: Table | str | Path) -> bool:
