@@ -22,7 +22,7 @@ import numpy as np
 
 from clustersim.core.arrays import Ints
 from clustersim.engine.bills import Bills
-from clustersim.engine.columns import Piece, at, highest, item, lowest, one_number, positions
+from clustersim.engine.columns import Piece, at, every, highest, item, lowest, one_number, positions
 from clustersim.engine.flows.clock import RELEASE, Clock
 from clustersim.engine.order import OpTask
 
@@ -195,8 +195,8 @@ def _noticed(task: OpTask, who: Piece) -> float:
     if task.gate is None or not isinstance(ready, np.ndarray):
         return float(lowest(ready))
     meeting_of = task.gate.meeting_of if who is None else task.gate.meeting_of[who]
-    if meeting_of[0] == meeting_of[-1] and (meeting_of == meeting_of[0]).all():
+    if meeting_of[0] == meeting_of[-1] and every(meeting_of == meeting_of[0]):
         return float(highest(ready))
     last = np.zeros(len(task.gate.ptr))
     np.maximum.at(last, meeting_of, ready)
-    return float(last[meeting_of].min())
+    return lowest(last[meeting_of])

@@ -22,7 +22,21 @@ from collections.abc import Callable
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.engine.columns import Column, Piece, at, highest, item, lowest, one_number, positions, replaced, stacked
+from clustersim.engine.columns import (
+    Column,
+    Piece,
+    at,
+    every,
+    full,
+    highest,
+    item,
+    lowest,
+    one_number,
+    positions,
+    replaced,
+    some,
+    stacked,
+)
 from clustersim.engine.flows.loads import INSTANT
 from clustersim.engine.order import OpTask, watch
 from clustersim.engine.sites import Site, SitePlay
@@ -109,7 +123,7 @@ class Bills:
             kernel.idle = idle + gap
             return
         if kernel.idle is None:  # others had no gap here
-            kernel.idle = idle.copy() if isinstance(idle, np.ndarray) else np.full(kernel.n, idle)
+            kernel.idle = idle.copy() if isinstance(idle, np.ndarray) else full(kernel.n, idle)
         kernel.idle[who] = at(idle, who) + gap  # type: ignore[index]
 
     def over(self, kernel: OpTask) -> None:
@@ -240,8 +254,8 @@ class Bills:
         r = kernel.key[0]
         if isinstance(who, int):
             who = slice(who, who + 1, 1)
-        safe = np.full(kernel.n if who is None else len(positions(who, kernel.n)), np.inf)
-        wanted = float(np.max(ready)) * (1 + INSTANT)
+        safe = full(kernel.n if who is None else len(positions(who, kernel.n)), np.inf)
+        wanted = highest(ready) * (1 + INSTANT)
         for last in kernel.soft:
             if not last.left:
                 continue
@@ -254,7 +268,7 @@ class Bills:
                     np.minimum(safe, self._earliest(stream[k], who, wanted, quiet), out=safe)
                     continue
                 mask = np.equal(through, k)
-                if mask.any():
+                if some(mask):
                     places = positions(who, kernel.n)[mask]
                     safe[mask] = np.minimum(safe[mask], self._earliest(stream[k], places, wanted, quiet))
         return safe * (1 - INSTANT)
@@ -265,7 +279,7 @@ class Bills:
             return quiet
         site, side = task.meets[0]
         ranks = side.meeting_of[slice(None) if who is None else who]
-        if ranks[0] == ranks[-1] and (len(site.ranks) == 1 or (ranks == ranks[0]).all()):
+        if ranks[0] == ranks[-1] and (len(site.ranks) == 1 or every(ranks == ranks[0])):
             return self._ends_after(task, ranks[:1], wanted, quiet)
         chosen = np.zeros(len(site.ranks), dtype=np.bool_)  # a meeting is looked at once, whoever comes to it
         chosen[ranks] = True
@@ -280,9 +294,9 @@ class Bills:
         begins = standing.begins(meetings, quiet)
         least = at(standing.latency, meetings) + at(standing.moving, meetings)
         ends_after: Floats = np.maximum(begins + least, quiet)
-        if np.minimum.reduce(ends_after) > wanted:
+        if lowest(ends_after) > wanted:
             return ends_after
-        if standing.missing is None or np.any(standing.missing[meetings]):
+        if standing.missing is None or some(standing.missing[meetings] > 0):
             ends_after = np.maximum(ends_after, self._held_up(task, meetings, quiet) + least)
         elif len(meetings) == 1:
             ends_after = np.maximum(ends_after, self.on_its_way(site, int(meetings[0])))

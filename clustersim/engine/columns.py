@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Bools, Floats, Ints
 
 Column: TypeAlias = Floats | float
 """A time of every rank of a role; one number where all agree [s]."""
@@ -44,6 +44,23 @@ def lowest(column: Column) -> float:
 def highest(column: Column) -> float:
     """The most of a column."""
     return column.item(column.argmax()) if isinstance(column, np.ndarray) else column
+
+
+def full(n: int, number: float) -> Floats:
+    """A column of one number, in a quarter of the time that numpy takes to look at what it is of."""
+    column = np.empty(n)
+    column.fill(number)
+    return column
+
+
+def some(mask: Bools) -> bool:
+    """Whether any of a mask, which is not empty: looked up, as the most of a column is."""
+    return mask.item(mask.argmax())
+
+
+def every(mask: Bools) -> bool:
+    """Whether all of a mask, which is not empty."""
+    return mask.item(mask.argmin())
 
 
 def item(column: Column, k: int) -> float:
@@ -85,7 +102,7 @@ def replaced(counts: Column, who: Piece, count: Column, n: int) -> Column:
     if who is None:
         return count
     if not isinstance(counts, np.ndarray):
-        counts = np.full(n, counts)
+        counts = full(n, counts)
     counts[who] = count
     return counts
 
@@ -95,4 +112,4 @@ def one_number(column: Column) -> Column:
     if not isinstance(column, np.ndarray) or not len(column):
         return column
     first = column.item(0)
-    return first if first == column.item(-1) and np.logical_and.reduce(column == first) else column
+    return first if first == column.item(-1) and lowest(column) == highest(column) else column

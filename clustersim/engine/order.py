@@ -34,7 +34,7 @@ from clustersim.core.program import (
     seconds,
 )
 from clustersim.engine.beside import around
-from clustersim.engine.columns import Column
+from clustersim.engine.columns import Column, full
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site, SiteSide
 
@@ -111,7 +111,7 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
         """From now on, what each rank still waits for is counted by itself."""
         if isinstance(self.unmet, int):
             self.unmet = np.full(self.n, self.unmet)
-            self.ready = np.full(self.n, self.ready) if isinstance(self.ready, float) else self.ready.copy()
+            self.ready = full(self.n, self.ready) if isinstance(self.ready, float) else self.ready.copy()
         return self.unmet
 
     @property

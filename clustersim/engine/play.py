@@ -29,7 +29,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.program import Compute, Serve
 from clustersim.engine.agenda import Agenda, KernelTurns, Queues, Served
 from clustersim.engine.bills import Bills
-from clustersim.engine.columns import Column, Piece, at, item, later, one_number, positions, size
+from clustersim.engine.columns import Column, Piece, at, full, item, later, one_number, positions, size, some
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.order import OpTask
 from clustersim.engine.sites import Site, SitePlay, spread
@@ -157,10 +157,10 @@ class Play:
             meetings = side.meeting_of[positions_of]
             met = meetings >= 0
             absent &= ~met
-            if met.any():
+            if some(met):
                 times = ready if isinstance(ready, float) else ready[met]
                 self._come(self.standing[site.first], meetings[met], times)
-        if absent.any():
+        if some(absent):
             left_over = None if len(absent) == task.n and absent.all() else positions(who, task.n)[absent]
             self._end(task, left_over, at(task.ready, left_over), at(task.ready, left_over))
 
@@ -261,7 +261,7 @@ class Play:
         else:
             if task.left == task.n:
                 task.start = task.ready if start is None else np.zeros(task.n)
-                task.end = np.full(task.n, np.inf)
+                task.end = full(task.n, np.inf)
             if start is not None:
                 task.start[who] = start  # type: ignore[index]
             task.end[who] = end  # type: ignore[index]
@@ -297,7 +297,7 @@ class Play:
         ready[positions_of] = np.maximum(ready[positions_of], end)
         left = unmet[positions_of] - 1
         unmet[positions_of] = left
-        if not np.logical_or.reduce(left):
+        if not left.item(left.argmax()):
             self._put(task, who)
         else:
             free = (left == 0).nonzero()[0]

@@ -19,6 +19,7 @@ from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.engine import chunk
+from clustersim.engine.columns import highest, lowest
 from clustersim.engine.flows import bundles
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.loads import Loads, Slots
@@ -51,7 +52,7 @@ class Player(Protocol):
 
 def at_each(times: Floats) -> Iterator[tuple[float, Bools]]:
     """The distinct times, ascending, each with the mask of the elements that have it."""
-    if len(times) and times.min() == times.max():
+    if len(times) and lowest(times) == highest(times):
         yield float(times[0]), np.ones(len(times), dtype=np.bool_)
         return
     for time in np.unique(times).tolist():

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.engine.columns import Column, highest
+from clustersim.engine.columns import Column, full, highest
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.planning import GroupPlans
 
@@ -142,7 +142,7 @@ class SitePlay:
         if isinstance(ready, float):
             return ready
         if len(self.site.ranks) == 1:
-            return float(np.maximum.reduce(ready))
+            return highest(ready)
         column = ready if side.straight else ready[side.order]
         if side.each == 1:
             return column
@@ -218,7 +218,7 @@ class SitePlay:
     def begins(self, meetings: Ints, quiet: float) -> Floats:
         """These meetings do not begin before [s], where nobody arrives before ``quiet`` [s]."""
         if self.missing is None:
-            return np.full(len(meetings), quiet)
+            return full(len(meetings), quiet)
         start = cast(Floats, self.start)[meetings]
         begins: Floats = np.where(self.missing[meetings] > 0, np.maximum(start, quiet), start)
         return begins

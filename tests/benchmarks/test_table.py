@@ -78,22 +78,23 @@ def test_events_of_hybrid_shards_grow_with_groups_and_not_with_ranks(benchmark):
     changes = {"strategy.data_parallel_shard_degree": 32, "strategy.data_parallel_replicate_degree": 4}
     prepared = scenario.load(FSDP, {**JITTER, **changes, "cluster.nodes": 16}).prepare()
     timeline = counted(benchmark, benchmark(lambda: prepared.run().timeline))
-    assert timeline.stats["events"] <= 8 * timeline.stats["transfers"]
+    assert timeline.stats["events"] <= 3 * timeline.stats["transfers"]
 
 
 def test_an_asynchronous_server_is_a_transfer_for_every_push_and_pull(benchmark):
     prepared = scenario.load("ps_async_1x8", {"run.steps": 2}).prepare()
     timeline = counted(benchmark, benchmark.pedantic(lambda: prepared.run().timeline, rounds=1))
     assert timeline.stats["flows"] == timeline.stats["transfers"]
-    assert timeline.stats["events"] <= 10 * timeline.stats["transfers"]
+    assert timeline.stats["events"] <= 3 * timeline.stats["transfers"]
 
 
-def test_an_asynchronous_server_of_many_workers_is_five_events_a_message_at_most(benchmark):
+def test_an_asynchronous_server_of_many_workers_is_three_events_a_message_at_most(benchmark):
     prepared = scenario.load("ps_async_32x8_v100", {"cluster.nodes": 8, "run.steps": 3}).prepare()
     timeline = counted(benchmark, benchmark.pedantic(lambda: prepared.run().timeline, rounds=1))
     # A request, a pull and a push of every worker and step.
     assert timeline.stats["transfers"] == 3 * 64 * 3
-    assert timeline.stats["events"] <= 5 * timeline.stats["transfers"]
+    # It begins, it ends, and one of the three is served: none for an end that moved.
+    assert timeline.stats["events"] <= 3 * timeline.stats["transfers"]
 
 
 @pytest.mark.parametrize("row", bench.ROWS, ids=lambda row: row.name)
