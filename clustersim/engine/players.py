@@ -70,15 +70,28 @@ class FlowPlayer:
         self.sites = sites
         self.network = FlowNetwork(clock, loads, lambda transfers, now: self.on_end(transfers, now), slots)
         self.on_end: OnEnd = nobody
+        self._beginning: dict[float, list[tuple[Site, Ints]]] = {}
 
     def play(self, site: Site, meetings: Ints, start: Floats) -> None:
-        """Schedule the flows; groups that begin at one instant are one event."""
+        """Schedule the flows; all that begin at one instant are one event."""
         if len(meetings) == 1:
             begins = start.item(0) + site.plans.latency.item(int(meetings[0]))
-            self.clock.call(begins, self._begin, site, meetings)
+            self._ask(begins, site, meetings)
             return
         for time, mask in at_each(start + site.plans.latency[meetings]):
-            self.clock.call(time, self._begin, site, meetings[mask])
+            self._ask(time, site, meetings[mask])
+
+    def _ask(self, time: float, site: Site, meetings: Ints) -> None:
+        """These begin then: one event, whatever else does."""
+        beginning = self._beginning.get(time)
+        if beginning is None:
+            beginning = self._beginning[time] = []
+            self.clock.call(time, self._begin_all, time)
+        beginning.append((site, meetings))
+
+    def _begin_all(self, time: float) -> None:
+        for site, meetings in self._beginning.pop(time):
+            self._begin(site, meetings)
 
     def _begin(self, site: Site, meetings: Ints) -> None:
         plans = site.plans
