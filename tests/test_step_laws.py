@@ -16,7 +16,7 @@ from clustersim.core.gpu_file import load
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.attention import attention_level, attention_parts, half_of, heads_of
 from clustersim.model.seconds.base import CONSTANTS, Execution, Setting, setting
-from clustersim.model.seconds.gemm import grouped_parts, linear_parts, sustained_level
+from clustersim.model.seconds.gemm import grouped_parts, linear_parts, step_rate, sustained_level
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.attention import Heads, attention_seconds
 from clustersim.model.seconds.kernel_law.constants import KIN
@@ -49,11 +49,32 @@ def flash(seq: float, *, causal: bool = True, heads: int = 32, width: int = 128)
 
 
 def in_a_burst(gpu: Device, stream: float) -> Device:
-    """The GPU whose sustained rate of products is the law's, and which streams at a share of its bandwidth."""
+    """The GPU whose sustained rate of products is the law's, with the watts for it, and which streams at a share of its
+    bandwidth."""
+    gpu = replace(gpu, tdp=1e6)
     level = sustained_level(setting(gpu, Execution("bf16", "bf16")))
     figure = replace(gpu.matmul["bf16"], value=gpu.matmul["bf16"].value * level)
     matmul = MappingProxyType({**gpu.matmul, "bf16": figure})
     return replace(gpu, matmul=matmul, stream=Figure(stream, "a test"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_a_blackwell_keeps_of_a_burst_what_its_watts_let_it(dtype):
+    """B200 keeps what was measured of it; boards with more watts for an SM and clock keep more, and none more than its
+    best measured rate. Hopper's limit is in its steps' rate."""
+
+    def kept(name: str, watts: float | None = None) -> float:
+        gpu = device(name)
+        where = Setting(gpu if watts is None else replace(gpu, tdp=watts), dtype)
+        return 1.0 / sustained_level(where)
+
+    assert kept("B200") == pytest.approx(0.853)
+    assert kept("B200", 500.0) == pytest.approx(0.853 * 0.5 ** (1 / 3))
+    assert 0.82 < kept("GB200") < kept("B200") < kept("GB300") < kept("B300") < 0.9
+    hopper = Setting(device("H100"), dtype)
+    assert step_rate(hopper) == hopper.matmul_rate()
+    unlimited = Setting(replace(device("B200"), tdp=1e6), dtype)
+    assert step_rate(Setting(device("B200"), dtype)) < step_rate(unlimited) <= unlimited.matmul_rate()
 
 
 @pytest.mark.parametrize("name", MEASURED)

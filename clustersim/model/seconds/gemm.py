@@ -34,6 +34,14 @@ ONE_LAUNCH = 0.96
 """Of a plain product's rate, what CUTLASS's single kernel for the MXFP8 products of all experts keeps on the tensor
 cores of sm100: 591 and 208 us for 16,384 rows of 8 experts, 5,120 x 8,192 and 7,168 x 2,048, scales in place, on a B200
 whose plain products ran at 2,420 TFLOP/s just then (Dao-AILab/quack pull request 161)."""
+THROTTLED = frozenset({"sm100", "sm103"})
+"""Generations whose tensor cores can ask for more than the power limit for as long as a step takes."""
+KEPT = 0.853
+"""Of its rate in a burst, what a B200 keeps of fused attention in 16 bits after 70 kernels in a row (1,237 of 1,450
+TFLOP/s, flashinfer-ai/flashinfer pull request 2899)."""
+THROTTLED_CLOCK = 2250e12 / (148 * 8192)
+THROTTLED_WATTS = 1000 / 148
+"""That B200's stated clock [1/s], and its watts for each SM."""
 WORKSTATION = 120
 """Compute capability of the Blackwells whose tensor cores have no memory of their own, and other kernels."""
 _LARGE_K = 4096.0
@@ -69,7 +77,28 @@ def gemm_parts(setting: Setting, rate: float, m: float, n: float, k: float, batc
 
 def sustained_level(where: Setting) -> float:
     """How much longer kernels take in a step than the kernel law says of a burst: what a large product does."""
-    return _tiles_of(where.device, where.device.runs_as(where.dtype))[2] / where.matmul_rate()
+    return _burst_rate(where) / step_rate(where)
+
+
+def step_rate(where: Setting) -> float:
+    """Rate [FLOP/s] that large products keep inside a training step: :meth:`Setting.matmul_rate`, of which a Blackwell
+    keeps no more than its power limit lets it keep of a burst.
+
+    A B200 that multiplies without a pause falls from 1,965 to 1,580 MHz at its 1,000 W, and from 1,450 to 1,237 TFLOP/s
+    (:data:`KEPT`); its best measured rates are of shorter loops. Power grows with the clock's third power, voltage with
+    it, so that a GPU of the generation with more watts for each SM keeps a higher clock.
+    """
+    rate = where.matmul_rate()
+    device = where.device
+    if not (where.by_law and device.arch in THROTTLED):
+        return rate
+    clock = THROTTLED_CLOCK * math.pow(device.tdp / device.sms / THROTTLED_WATTS, 1.0 / 3.0)
+    return min(rate, _burst_rate(where) * min(1.0, KEPT * clock / device.clock))
+
+
+def _burst_rate(where: Setting) -> float:
+    """Rate [FLOP/s] of a large product by the kernel law."""
+    return _tiles_of(where.device, where.device.runs_as(where.dtype))[2]
 
 
 def _by_law(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
@@ -159,7 +188,7 @@ def _waves(full: float, half: bool) -> float:
 
 def linear_parts(setting: Setting, m: float, n: float, k: float, batch: float = 1) -> tuple[float, float]:
     """:func:`gemm_parts` at the rate and dtype of a training step."""
-    return gemm_parts(setting, setting.matmul_rate(), m, n, k, batch)
+    return gemm_parts(setting, step_rate(setting), m, n, k, batch)
 
 
 def unaligned_parts(setting: Setting, m: float, n: float, k: float, batch: float = 1) -> tuple[float, float]:
@@ -169,5 +198,5 @@ def unaligned_parts(setting: Setting, m: float, n: float, k: float, batch: float
     BLOOM's precursors with heads of 150 and of 144 elements agree on 0.085 of A100's tensor cores; this is 0.07 for
     large ones.
     """
-    rate = min(setting.matmul_rate(), setting.device.matmul_rate("fp32"))
+    rate = min(step_rate(setting), setting.device.matmul_rate("fp32"))
     return _by_tiles(setting, rate, m, n, k, batch)
