@@ -25,6 +25,8 @@ THIN = 2e-3
 """Seconds at a GPU's peak of a layer's forward and backward of one micro-batch, below which its host paces the step:
 stacks that nobody compiles take 4 to 18 ms to call a layer, however little there is to compute. How fast hosts are
 varies from cluster to cluster as kernels do not, so that such steps have ranges of their own."""
+OFFLOAD = "offload"
+"""The kind of steps that keep states on the host: their few published ones were chosen before any was predicted."""
 THIN_KINDS = {"split": "thin split", "experts": "thin experts"}
 
 
@@ -54,15 +56,17 @@ class Trust(msgspec.Struct, frozen=True):
             )
         publishers = f"{self.publishers} publishers" if self.publishers > 1 else "one publisher"
         unseen_rows, unseen_publishers = ranges.unseen_steps()
-        more = f", wider by the {self.unseen_width:.0%} of kernels that none of them ran: a {self.unseen}'s"
+        wider = (
+            f", and as much wider as {unseen_rows} that nothing was fitted to ({unseen_publishers} publishers) were "
+            "further off"
+        )
+        more = f", and wider by the {self.unseen_width:.0%} of kernels that none of them ran: a {self.unseen}'s"
+        assumed = f"; with {self.assumed:.0%} for what is assumed of the GPU"
         return (
-            f"+-{self.p50:.0%}: half of such steps are within, by {self.rows:,} published ones of this kind "
-            f"({publishers}) and by how much further off {unseen_rows} of {unseen_publishers} publishers were that "
-            f"nothing was fitted to"
-            f"{more if self.unseen else ''}; "
-            f"one in ten is off by more than {self.p90:.0%}, where host, network or software were not as described: "
-            "numbers of your own machine ([measured], clustersim calibrate) tell whether yours are"
-            + (f"; with {self.assumed:.0%} for what is assumed of the GPU" if self.assumed else "")
+            f"+-{self.p50:.0%}: half of steps like this are within it, and one in ten is off by more than "
+            f"{self.p90:.0%}, where host, network or software are not as described; by {self.rows:,} published ones of "
+            f"this kind ({publishers}){'' if self.kind == OFFLOAD else wider}{more if self.unseen else ''}. Numbers of "
+            "your own machine ([measured], clustersim calibrate) narrow it" + (assumed if self.assumed else "")
         )
 
 
@@ -112,7 +116,7 @@ def step_kind(strategy: str, model: Model, *, split: bool, work: float = math.in
     if model.partly_frozen:
         return "adapters"
     if offloads:
-        return "offload"
+        return OFFLOAD
     if strategy == "zero":
         return strategy
     experts = any(tensor.cut.startswith("expert") for layer in model.layers for tensor in layer.tensors)
