@@ -136,10 +136,41 @@ def for_types(tree: ast.Module) -> set[int]:
     return {id(inner) for block in blocks for statement in block.body for inner in ast.walk(statement)}
 
 
+@lru_cache(maxsize=1)
+def lookups() -> dict[str, dict[str, str]]:
+    """Packages whose names are looked up when first used (``core.lookup``): name -> the module that defines it."""
+    out: dict[str, dict[str, str]] = {}
+    for source in sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "looked_up" and len(node.args) == 2:
+                table: dict[str, str] = ast.literal_eval(node.args[1])
+                homes = {name: f"{source.name}.{module}" for module, names in table.items() for name in names.split()}
+                out[source.name] = homes
+    return out
+
+
+def looked_up_by(source: Source, skipped: set[int]) -> set[str]:
+    """Modules whose names a file takes from a package that looks them up: as if it imported them."""
+    tables = lookups()
+    packages: dict[str, str] = {}
+    names: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in skipped:
+            homes = tables.get(node.module, {})
+            names |= {homes[alias.name] for alias in node.names if alias.name in homes}
+            inner = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            packages |= {name: package for name, package in inner.items() if package in tables}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
+            names |= {home for home in [tables[packages[node.value.id]].get(node.attr)] if home}
+    return names
+
+
 def imports(source: Source, modules: set[str], inside: bool = False) -> set[str]:
     """Files of the package that a file imports when it is itself imported.
 
-    inside : those that its functions import as well, and modules named by a string; none that is for types only.
+    inside : those that its functions import as well, modules named by a string, and those of names that a package
+    looks up when they are used; none that is for types only.
     """
     skipped = for_types(source.tree) if inside else set()
     nodes: Iterable[ast.AST] = ast.walk(source.tree) if inside else source.tree.body
@@ -154,6 +185,8 @@ def imports(source: Source, modules: set[str], inside: bool = False) -> set[str]
             names |= below or ({node.module} & modules)
         elif inside and isinstance(node, ast.Constant) and node.value in modules:
             names.add(str(node.value))
+    if inside:
+        names |= looked_up_by(source, skipped)
     return names - {source.name}
 
 
