@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clustersim.cluster.files import prefixed, smi_topo
+from clustersim.cluster.files import prefixed
+from clustersim.cluster.files.tool_texts import is_matrix
 from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import TopologyError
 
@@ -54,7 +55,7 @@ def parted(paths: Sequence[Path]) -> tuple[Path, Beside]:
     for path in paths:
         text = prefixed.plain_text(path)
         is_beside = _read(text, path, beside)
-        if not is_beside or smi_topo.is_matrix(text):  # one report may hold both
+        if not is_beside or is_matrix(text):  # one report may hold both
             machines.append(path)
     if len(machines) == 1:
         return machines[0], beside

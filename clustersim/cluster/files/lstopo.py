@@ -15,15 +15,9 @@ from clustersim.core import texts
 from clustersim.core.errors import TopologyError
 
 _DOCTYPE = re.compile(r'<!DOCTYPE topology SYSTEM "hwloc2?\.dtd">')
-_TEXT = re.compile(r"^\s*(?:Machine \(|HostBridge|Package L#\d|Package P#\d)", re.MULTILINE)
 _GPU = re.compile(r"03\w\w \[(?:10de|1002)|12\w\w \[(?:10de|1002)")
 _LINKS = [(speed, width) for width in (16, 8, 4, 2, 1) for speed in (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)]
 """GT/s of a lane, and lanes."""
-
-
-def is_tree(text: str) -> bool:
-    """Whether a text is of hwloc, as XML or as it prints."""
-    return "<topology" in text[:2000] or _TEXT.match(text) is not None
 
 
 def system(text: str, path: Path) -> ET.Element:

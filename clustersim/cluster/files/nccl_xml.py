@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clustersim.cluster.files import beside, lstopo, prefixed, rocm_topo, smi_topo
 from clustersim.cluster.files.machine_text import machine_text
+from clustersim.cluster.files.tool_texts import is_amd_report, is_hwloc_tree, is_matrix
 from clustersim.cluster.files.xml_machine import XmlMachine
 from clustersim.core import texts
 from clustersim.core.errors import TopologyError
@@ -37,13 +38,13 @@ def topology_text(path: Path | Sequence[Path], gpu: str | None = None, nics: tup
     machine, also = beside.parted([path] if isinstance(path, Path) else path)
     text = prefixed.plain_text(machine)
     gpu = gpu or also.gpu
-    if smi_topo.is_matrix(text):
+    if is_matrix(text):
         gpu = gpu or smi_topo.named_gpu(text, machine)
         document = smi_topo.system(text, machine, gpu)
-    elif rocm_topo.is_report(text):
+    elif is_amd_report(text):
         document = rocm_topo.system(text, machine, gpu, nics[0] if nics else 0)
     else:
-        document = lstopo.system(text, machine) if lstopo.is_tree(text) else _system(text, machine)
+        document = lstopo.system(text, machine) if is_hwloc_tree(text) else _system(text, machine)
     return machine_text(XmlMachine(document, machine, gpu, nics, also))
 
 

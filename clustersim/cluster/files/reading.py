@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from clustersim.cluster.files import lstopo, rocm_topo, smi_topo
 from clustersim.cluster.files.measured import MeasuredSpec, numbers
 from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.schema import (
@@ -22,6 +21,7 @@ from clustersim.cluster.files.schema import (
     OneFabric,
     TopologyFile,
 )
+from clustersim.cluster.files.tool_texts import is_amd_report, is_hwloc_tree, is_matrix
 from clustersim.core import texts
 from clustersim.core.calibrated import MeasuredNumber
 from clustersim.core.errors import TopologyError, nearest
@@ -86,7 +86,7 @@ def read(path: Path) -> TopologyFile:
 def parse(text: str, where: str) -> TopologyFile:
     """A checked file from its text; ``where`` is what errors name. Raises :class:`TopologyError`."""
     if text.lstrip().startswith("<") or any(
-        recognises(text) for recognises in (smi_topo.is_matrix, rocm_topo.is_report, lstopo.is_tree)
+        recognises(text) for recognises in (is_matrix, is_amd_report, is_hwloc_tree)
     ):
         raise TopologyError(
             f"{where}: is what a tool found on a machine, and no topology file; clustersim new topology machine.toml "

@@ -12,26 +12,16 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from clustersim.cluster.files.tool_texts import AMD_SMI_TABLE
 from clustersim.core import gpu_file
 from clustersim.core.errors import TopologyError, few
 
 _TYPES = re.compile(r"Link Type between two GPUs\s*=+\s*\n(.*?)(?=^=|\Z)", re.DOTALL | re.MULTILINE)
-_TABLE = re.compile(r"^LINK TYPE TABLE:\s*\n(.*?)(?=^[A-Z][A-Z ]+TABLE:|^\s*$|\Z)", re.DOTALL | re.MULTILINE)
-"""Of amd-smi, whose rows and columns are PCI addresses, and which tells no NUMA nodes."""
 _NUMA = re.compile(r"^GPU ?\[?(\d+)\]?\s*:\s*\(Topology\) Numa Node:\s*(\d+)", re.MULTILINE)
 _GENERATION_4 = ("MI1", "MI2", "MI5", "MI6", "Radeon")
 """How names begin of GPUs whose PCIe is of generation 4: data sheets of AMD Instinct MI50 to MI250X; MI300A and later
 have 5."""
 _WORDS = {"XGMI", "PCIE", "0", "N/A", "SELF"}
-
-
-def is_report(text: str) -> bool:
-    """Whether a text is of this tool."""
-    return (
-        "Link Type between two GPUs" in text
-        or "ROCm System Management Interface" in text
-        or _TABLE.search(text) is not None
-    )
 
 
 def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
@@ -49,7 +39,7 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
     homeless = [f"GPU{index}" for index in range(len(types)) if numa and str(index) not in numa]
     if homeless:
         raise TopologyError(f"{path}: no NUMA node of {few(homeless, 4)}, where others have one; was the text cut off?")
-    tool = "amd-smi topology" if _TABLE.search(text) else "rocm-smi --showtopo"
+    tool = "amd-smi topology" if AMD_SMI_TABLE.search(text) else "rocm-smi --showtopo"
     root = ET.Element("system", source=tool, rates="assumed")
     near = [f"which of the {nics} NICs is near which GPU: as if spread over the GPUs' PCIe switches"] if nics else []
     near += [] if numa else ["all GPUs are on one NUMA node, of which the file does not tell"]
@@ -80,7 +70,7 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
 
 def _types(text: str, path: Path) -> list[list[str]]:
     """What joins each GPU with each."""
-    table = _TYPES.search(text) or _TABLE.search(text)
+    table = _TYPES.search(text) or AMD_SMI_TABLE.search(text)
     lines = [line.split() for line in table[1].splitlines() if line.strip(" *")] if table else []
     rows = [line[1:] for line in lines[1:]]
     whole = rows and all(len(row) == len(rows) == len(lines[0]) and set(row) <= _WORDS for row in rows)

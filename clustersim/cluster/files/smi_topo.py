@@ -15,14 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from clustersim.cluster.files import wires
+from clustersim.cluster.files.tool_texts import MATRIX_HEAD, unstyled
 from clustersim.core import gpu_file
 from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError, few
 from clustersim.core.texts import short
 
-_STYLE = re.compile(r"\x1b?\[\d{1,2}(?:;\d{1,2})*m")
-"""A terminal's marks; where a page was copied from, without their first character."""
-_HEAD = re.compile(r"^[ \t]*GPU0[ \t]+(?=[^\n]*(?:\bCPU[ \t]+Affinity|\n[ \t]*GPU0[ \t]+X\b))", re.MULTILINE)
 _LEGEND = re.compile(r"^[ \t]*(NIC\d+):[ \t]*([\w.-]+)[ \t]*$", re.MULTILINE)
 _NAMED = re.compile(
     r"^[ \t]*\|[ \t]+\d+[ \t]+((?:NVIDIA|Tesla|Quadro|GeForce|TITAN) [^|\n]{1,60}?)[ \t]+(?:On|Off|N/A)[ \t]*\|"
@@ -50,24 +48,19 @@ _INSTANCE = re.compile(r"^[ \t]*MIG[ \t]+\d+g\.\d+gb", re.MULTILINE)
 Matrix = Mapping[str, Mapping[str, str]]
 
 
-def is_matrix(text: str) -> bool:
-    """Whether a text holds the matrix's head, whatever was printed before it."""
-    return _HEAD.search(_plain(text)) is not None
-
-
 def system(text: str, path: Path, gpu: str) -> ET.Element:
     """The machine as NCCL would dump it. Raises :class:`TopologyError` for a matrix that is not whole."""
     matrix, numa = _matrix(text, path)
-    names = dict(_LEGEND.findall(_plain(text)))
+    names = dict(_LEGEND.findall(unstyled(text)))
     kind = gpu_file.named(gpu)
     if not kind.sm:
         raise TopologyError(f"{path}: nvidia-smi tells of NVIDIA's GPUs, and a {kind.name} is none; is it this GPU?")
     _counted(matrix, kind, path)
     root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
-    hidden = _PCI_ALONE.search(_plain(text)) is not None
+    hidden = _PCI_ALONE.search(unstyled(text)) is not None
     if hidden:
         root.set("left", "is of nvidia-smi topo -mp, which shows PCIe alone")
-    if _INSTANCE.search(_plain(text)):
+    if _INSTANCE.search(unstyled(text)):
         raise TopologyError(
             f"{path}: GPUs are cut into MIG instances, which are no whole GPUs and which no NVLink joins; give the "
             "matrix with MIG off, or describe an instance as a GPU of its own (clustersim new device)"
@@ -132,7 +125,7 @@ def _homes(matrix: Matrix, numa: Mapping[str, str], root: ET.Element) -> dict[st
 def named_gpu(text: str, path: Path) -> str:
     """The GPU that nvidia-smi's table or list, printed beside the matrix, names. Raises :class:`TopologyError`."""
     gpu_names = list(
-        dict.fromkeys(name.strip() for match in _NAMED.finditer(_plain(text)) for name in match.groups() if name)
+        dict.fromkeys(name.strip() for match in _NAMED.finditer(unstyled(text)) for name in match.groups() if name)
     )
     if not gpu_names:
         raise TopologyError(f"{path}: nvidia-smi topo -m does not say which GPUs these are; say --gpu")
@@ -144,10 +137,6 @@ def named_gpu(text: str, path: Path) -> str:
         raise TopologyError(
             f"{path}: the GPU named beside the matrix, {gpu_names[0]!r}, is not known; say --gpu"
         ) from None
-
-
-def _plain(text: str) -> str:
-    return _STYLE.sub("", text).replace("\r", "")
 
 
 def _together(matrix: Matrix, near: set[str]) -> dict[str, frozenset[str]]:
@@ -164,8 +153,8 @@ def _together(matrix: Matrix, near: set[str]) -> dict[str, frozenset[str]]:
 
 def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
     """Words by row and column, and the NUMA node of each GPU, or its CPU's cores."""
-    plain = _plain(text)
-    starts = [head.start() for head in _HEAD.finditer(plain)] or [0]
+    plain = unstyled(text)
+    starts = [head.start() for head in MATRIX_HEAD.finditer(plain)] or [0]
     machines = [_rows(plain[start:end]) for start, end in pairwise([*starts, len(plain)])]
     if any(rows != machines[0] for rows in machines[1:]):
         raise TopologyError(f"{path}: holds the matrices of {len(machines)} machines that differ; give one of them")
