@@ -14,8 +14,9 @@ from clustersim.core.texts import short
 from clustersim.files.launch import primus_commands
 from clustersim.files.launch import shell_blocks as grammar
 from clustersim.files.launch.shell_directives import LAUNCHERS, directed_options
-from clustersim.files.launch.shell_expand import UNKNOWN, body, by_key, fields, items, sum_of, text_of, value
+from clustersim.files.launch.shell_expand import EXPANSION, body, by_key, fields, items, sum_of, value
 from clustersim.files.launch.shell_tests import arithmetic
+from clustersim.files.launch.shell_values import UNKNOWN, text_of
 from clustersim.files.launch.shell_walk import ASSIGNMENT, NESTED, BlockWalk, Candidate, Ended, Script
 from clustersim.files.launch.shell_words import tokens
 
@@ -199,7 +200,7 @@ class _Reader(BlockWalk):
                 self.variables.pop(word, None)
         elif name == "let":
             for word in words[1:]:
-                arithmetic(word, self.variables)
+                arithmetic(word, self.variables, EXPANSION)
         else:
             return False
         return True

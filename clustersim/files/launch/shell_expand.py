@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import ast
 import re
-from fnmatch import fnmatchcase
-from typing import TypeAlias
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
 from clustersim.files.launch.arithmetic import NO_NUMBER, number_of
+from clustersim.files.launch.shell_output import printed
+from clustersim.files.launch.shell_values import (
+    UNKNOWN,
+    Expansion,
+    Variables,
+    counted_up,
+    echoed,
+    function_key,
+    text_of,
+    trimmed,
+)
 from clustersim.files.launch.shell_words import DEPTH, skipped, tokens
 
 MOST = 2**16
 """Characters that a value may grow to: variables of variables would make gigabytes."""
 
-Variables: TypeAlias = dict[str, "str | list[str]"]
-UNKNOWN = re.compile(r"\$\{[^}]*\}")
 LONGEST_SUM = 1000
 _CHOICE = re.compile(r"\A([^?]+)\?([^:?]+):([^:?]+)\Z")
 """One of two sums by a third: ``a>b?a:b``."""
@@ -108,11 +115,6 @@ def by_key(inside: str, variables: Variables) -> dict[str, str]:
     pairs = [re.fullmatch(r"\[([^\]]*)\]=(.*)", token.text, re.DOTALL) for token in tokens(inside, "a list")]
     keyed = {value(pair[1], variables): value(pair[2], variables) for pair in pairs if pair}
     return {key: held for key, held in keyed.items() if not key.isdecimal()}
-
-
-def text_of(held: str | list[str]) -> str:
-    """A variable's value as one text."""
-    return held if isinstance(held, str) else " ".join(held)
 
 
 def _fill(word: str, variables: Variables, made: _Fields, *, split: bool, depth: int) -> None:
@@ -256,7 +258,7 @@ def _edited(held: str, op: str, rest: str, variables: Variables, unknown: str) -
     if UNKNOWN.search(held):
         return unknown
     if op in {"#", "##", "%", "%%"}:
-        return _trimmed(held, op, value(rest, variables))
+        return trimmed(held, op, value(rest, variables))
     if op in {"/", "//"}:
         old, _, new = rest.partition("/")
         old = value(old, variables)
@@ -274,27 +276,8 @@ def _edited(held: str, op: str, rest: str, variables: Variables, unknown: str) -
     return unknown
 
 
-def _trimmed(held: str, op: str, pattern: str) -> str:
-    """Without the shortest, or the longest, beginning or end that is of a pattern."""
-    places = range(len(held) + 1)
-    if op in {"#", "%%"}:
-        order = list(places)
-    else:
-        order = list(reversed(places))
-    for i in order:
-        piece = held[:i] if op[0] == "#" else held[i:]
-        if fnmatchcase(piece, pattern):
-            return held[i:] if op[0] == "#" else held[:i]
-    return held
-
-
 _SOUGHT = re.compile(r"(which|command -v|type -p) (?P<name>[\w.-]+)")
 """A program that is looked for by its name."""
-
-
-def function_key(name: str) -> str:
-    """The key of a function among variables, which no variable can have: its text is what it runs."""
-    return f"{name}()"
 
 
 def _command(inside: str, variables: Variables, depth: int) -> str:
@@ -304,9 +287,7 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
     parts = tokens(inside.strip(), "a command")
     is_own = bool(parts) and bool(variables.get(function_key(parts[0].text)))
     if is_own or any((one.kind == "operator" and one.text != ";") or one.text in {"if", "<<<"} for one in parts):
-        from clustersim.files.launch.shell_output import printed  # conditions hold words, and words conditions
-
-        return printed(parts, variables)
+        return printed(parts, variables, EXPANSION)
     parts = [token for token in parts if token.text != ";"]
     if not parts:
         return "${command}"
@@ -322,38 +303,9 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
     if parts[0].text == "echo":
         return echoed(words)
     if parts[0].text == "seq":
-        return _counted(words)
+        return counted_up(words)
     total = sum_of(" ".join(words), variables, depth)
     return "${command}" if total is None else str(total)
-
-
-def echoed(words: list[str]) -> str:
-    """What ``echo`` prints of its words."""
-    return " ".join(word for word in words if word not in {"-n", "-e"})
-
-
-def _counted(words: list[str]) -> str:
-    """What ``seq`` prints: one number a line, or with ``-s`` something else between them.
-
-    >>> _counted(["-s,", "0", "3"]), _counted(["-s", " ", "2"]), _counted(["$N"])
-    ('0,1,2,3', '1 2', '${command}')
-    """
-    between = "\n"
-    if words[:1] == ["-s"]:
-        between, words = "".join(words[1:2]), words[2:]
-    elif words and words[0].startswith("-s"):
-        between, words = words[0][2:], words[1:]
-    if not 1 <= len(words) <= 3 or not all(re.fullmatch(r"-?\d{1,6}", word) for word in words):
-        return "${command}"
-    numbers = [int(word) for word in words]
-    first = numbers[0] if len(numbers) > 1 else 1
-    step = numbers[1] if len(numbers) == 3 else 1
-    return between.join(str(number) for number in ranged(first, numbers[-1], step)) if step else "${command}"
-
-
-def ranged(first: int, last: int, step: int) -> range:
-    """Whole numbers from the first to the last, which is among them."""
-    return range(first, last + (1 if step > 0 else -1), step)
 
 
 SUM = re.compile(r"\$\{sum:(\w+)\}")
@@ -403,3 +355,7 @@ def sum_of(text: str, variables: Variables, depth: int = 0) -> int | None:
     except (SyntaxError, *NO_NUMBER, RecursionError, MemoryError):
         return None
     return int(total) if isinstance(total, int) else None
+
+
+EXPANSION = Expansion(fields, value, sum_of, total_of)
+"""For conditions, and for what commands print: they hold words, which hold commands."""

@@ -11,8 +11,9 @@ from fnmatch import fnmatchcase
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
 from clustersim.files.launch import shell_blocks as grammar
-from clustersim.files.launch.shell_expand import UNKNOWN, Variables, fields, function_key, ranged, value
+from clustersim.files.launch.shell_expand import EXPANSION, fields, value
 from clustersim.files.launch.shell_tests import arithmetic, compared
+from clustersim.files.launch.shell_values import UNKNOWN, Variables, function_key, ranged
 
 STEPS = 20_000
 """Commands that a script may come to: loops of loops would take hours."""
@@ -177,15 +178,15 @@ class BlockWalk(ABC):
     def _test_command(self, command: grammar.Command) -> bool | None:
         words = list(command.words)
         if words and words[0] in {"[", "test"}:
-            return compared(words[1:-1] if words[0] == "[" else words[1:], self.variables, patterns=False)
+            return compared(words[1:-1] if words[0] == "[" else words[1:], self.variables, EXPANSION, patterns=False)
         if words in (["true"], [":"]):
             return True
         return False if words == ["false"] else None
 
     def _condition(self, condition: grammar.Condition) -> bool | None:
         if condition.arithmetic:
-            return arithmetic(condition.words[0], self.variables)
-        return compared(list(condition.words), self.variables, patterns=True)
+            return arithmetic(condition.words[0], self.variables, EXPANSION)
+        return compared(list(condition.words), self.variables, EXPANSION, patterns=True)
 
     def _match(self, match: grammar.Match) -> None:
         held = value(match.word, self.variables)
