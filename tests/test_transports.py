@@ -13,10 +13,11 @@ from clustersim.cluster import files as fabrics
 from clustersim.cluster.files.schema import Net
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
+from clustersim.collectives.grouped_sends import p2p_device
 from clustersim.collectives.nccl.p2p_parts import LL_THRESHOLD
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl_backend import NcclChoice, choice, seconds
-from clustersim.collectives.nccl_terms import host_floor, p2p_device
+from clustersim.collectives.nccl_terms import host_floor
 from clustersim.core.costs import COSTS, overlaid
 from clustersim.core.errors import ProgramError
 from clustersim.core.transports import TRANSPORTS, transport

@@ -22,6 +22,7 @@ from clustersim.collectives.base import Channel, Group, Plan, Request, bus_facto
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.expert_kernels import one_sided
+from clustersim.collectives.grouped_sends import channels_law, direct_shares, p2p_device, p2p_law
 from clustersim.collectives.nccl.constants import ALGORITHMS as TUNED_ALGORITHMS
 from clustersim.collectives.nccl.constants import PROTOCOLS
 from clustersim.collectives.nccl.search import search_channels
@@ -109,9 +110,9 @@ def plan(
     total = _law(chosen, group_load.hops, costs)(wire)
     moving, ceiling, host = wire, group_load.ceiling, 0.0
     if request.kind not in TUNED:
-        moving = terms.channels_law(request, group, costs)(wire)
+        moving = channels_law(request, group, costs)(wire)
         ceiling = min(ceiling, request.nbytes / moving) if moving > wire else ceiling
-        host = max(total - terms.p2p_device(request, group, costs)(wire), 0.0)
+        host = max(total - p2p_device(request, group, costs)(wire), 0.0)
     return Plan(
         kind=request.kind,
         algorithm=chosen.algorithm,
@@ -195,7 +196,7 @@ def _limits(group: Group, picked: NcclPick, loads: PathLoads, costs: Communicati
     protocol = picked.protocol
     memory = _memory_rate(group, picked)
     if kind not in TUNED:
-        return terms.direct_shares(kind, group, costs), memory, 0.0
+        return direct_shares(kind, group, costs), memory, 0.0
     ceiling = min(memory, terms.kernel_ceiling(kind, group, algorithm, protocol, costs))
     hops = terms.hop_time(kind, algorithm, protocol, loads, group, costs)
     return shares_of(algorithm, protocol, group, costs), ceiling, hops
@@ -243,7 +244,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
     request = chosen.request
     group = chosen.group
     if request.kind not in TUNED:
-        return terms.p2p_law(request, group, costs)
+        return p2p_law(request, group, costs)
     base = terms.kernel_start(request.kind, group, costs)
     floor = terms.host_floor(request.kind, group, costs, chosen.blocks)
     hops *= terms.busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)

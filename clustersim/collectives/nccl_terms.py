@@ -1,28 +1,20 @@
 """What the ``nccl`` backend's time is made of: hops, how they blend with the bytes, and the host's floor.
 
-NCCL's tuner has no say in the second part, grouped sends and receives.
+Of what NCCL's tuner chooses; grouped sends and receives are :mod:`~clustersim.collectives.grouped_sends`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
 
 from clustersim.cluster.routes import router
-from clustersim.collectives.base import Group, Request, bus_factor
-from clustersim.collectives.expert_kernels import kernel_time
+from clustersim.collectives.base import Group, bus_factor
 from clustersim.collectives.nccl.constants import constants
-from clustersim.collectives.nccl.p2p_parts import LL_THRESHOLD, P2pParts, parts_of
 from clustersim.collectives.nccl.ratings import generation_row
 from clustersim.collectives.nccl.search import search
 from clustersim.collectives.nccl.view import with_full_nics
-from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement
+from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, placement
 from clustersim.collectives.rccl_scripts import SCRIPTED_STEPS, scripted
-from clustersim.core.arrays import Floats
-from clustersim.core.collective_kinds import COPY_ENGINE
 from clustersim.core.costs import CommunicationCosts
 from clustersim.core.transports import transport
 
@@ -85,7 +77,7 @@ def host_floor(kind: str, group: Group, costs: CommunicationCosts, blocks: int =
     Who drives a GPU writes down the work of its kernel's ``blocks`` before the launch; one process for all GPUs of a
     node does so, and launches, for one after the other.
     """
-    block_s = costs.host_block[_work(group)] * blocks
+    block_s = costs.host_block[work_place(group)] * blocks
     if group.launch != "single_process":
         host = "rocm" if group.node_type.gpu.amd else group.node_type.cpu_vendor
         return costs.host_floor[host] + block_s
@@ -97,7 +89,7 @@ WORK_IN_ARGUMENTS = (2, 22)
 """NCCL whose work travels among its kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs)."""
 
 
-def _work(group: Group) -> str:
+def work_place(group: Group) -> str:
     """Where a kernel's work is written down: a key of ``host_block``."""
     return "queue" if group.nccl_version < WORK_IN_ARGUMENTS else "arguments"
 
@@ -310,106 +302,3 @@ def beside_links(group: Group) -> float:
     if egress == 0 or clocks == 0 or not device.sm:
         return 1.0
     return egress / clocks / USUAL_LINK_BYTES
-
-
-# ---- grouped sends and receives -------------------------------------------------------------------------------------
-
-_TO_ONE = frozenset({"send", "sendrecv"})
-
-
-def direct_shares(kind: str, group: Group, costs: CommunicationCosts) -> Floats:
-    """(5,) of the line rate that sends and receives reach on each of :data:`EDGE_CLASSES`."""
-    share = costs.send_share if kind in _TO_ONE else costs.p2p_share
-    net = placement(group).net
-    reached = (costs.p2p_net_share * costs.net_share[net], costs.p2p_net_share * transport(net).share)
-    return np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], *reached])
-
-
-def p2p_law(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
-    """Of grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
-    device, floor = p2p_device(request, group, costs), host_floor(request.kind, group, costs)
-    if request.kernel is not None:
-        return device
-    if group.launch != "single_process":
-        floor += costs.host_p2p + costs.host_p2p_peer[_work(group)] * _peers(request, group)
-    return lambda wire: floored(device(wire), floor, costs)
-
-
-BATCH = 8
-"""Peers whose sends a kernel has in flight at once (nccl src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH)."""
-
-
-def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
-    """Seconds of their kernel alone: peers move together, so it has one hop, or a barrier's rounds.
-
-    Over a network a batch of peers begins when the one before it is through: a hop more for each.
-    """
-    group_placement = placement(group)
-    if request.kernel is not None:
-        islands = group_placement.islands
-        return kernel_time(request.kernel, request.nbytes, request.dtype, group.size, islands, group_placement.net)
-    loads = loads_of(request, group, "direct", 1)
-    parts = _parts(request, group)
-    hops = kernel_start(request.kind, group, costs) + loads.steps * inner_hop(loads, parts.protocol, group, costs)
-    outer = 0.0
-    if group_placement.islands > 1:
-        outer = loads.net_steps * (costs.hop["net/Simple"] + 2.0 * costs.net_extra[group_placement.net])
-    if request.protocol == COPY_ENGINE:
-        alone = _of_engine(request.kind, loads, group, costs)
-        return lambda wire: hops + outer + wire * alone
-    later = outer * (math.ceil((_peers(request, group) + 1) / BATCH) - 1)
-    moving = _moving_law(parts, group, costs)
-    return lambda wire: norm(hops + outer, moving(wire), costs.p2p_norm) + later
-
-
-def channels_law(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
-    """Seconds in which the bytes of grouped sends and receives move, given those they take on the narrowest link: those
-    of the channels of one peer, where they carry less than a link does."""
-    if request.kernel is not None or request.protocol == COPY_ENGINE:
-        return lambda wire: wire
-    return _moving_law(_parts(request, group), group, costs)
-
-
-def _moving_law(parts: P2pParts, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
-    if placement(group).islands > 1:  # NICs are slower than channels
-        return lambda wire: wire
-    slower = costs.share["nvlink/Simple"] / costs.share[f"nvlink/{parts.protocol}"]
-    carried = slower * parts.nbytes / costs.p2p_channel_rate[placement(group).age]
-    return lambda wire: norm(wire * slower, carried, costs.p2p_channel_norm)
-
-
-def _peers(request: Request, group: Group) -> int:
-    """Whom a member posts sends and receives for, at most; itself left out."""
-    if request.matrix is not None:
-        posted = request.matrix.between > 0
-        return int(max(posted.sum(axis=0).max(), posted.sum(axis=1).max()))
-    return 1 if request.kind in _TO_ONE else group.size - 1
-
-
-def _of_engine(kind: str, loads: PathLoads, group: Group, costs: CommunicationCosts) -> float:
-    """How much longer a copy engine takes for its bytes than links alone let channels: it reaches Simple's share."""
-    if placement(group).islands > 1 or over_pcie(loads):
-        return 1.0
-    links = EDGE_CLASSES.index("nvlink")
-    return float(direct_shares(kind, group, costs)[links]) / costs.share["nvlink/Simple"]
-
-
-def _parts(request: Request, group: Group) -> P2pParts:
-    """What a peer's bytes are split into.
-
-    A message says who sends it, not its communicator: a pipeline's is taken to have all GPUs of their node.
-    """
-    per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
-    if request.kind == "barrier":
-        per_peer = 0.0
-    if request.matrix is not None:
-        per_peer = request.nbytes * float(request.matrix.between.max())
-    protocol = "LL" if per_peer <= LL_THRESHOLD else "Simple"
-    if placement(group).islands > 1:
-        return P2pParts(protocol, 1, per_peer)
-    if placement(group).age == "amd":  # RCCL has rules of its own, and its GPUs' links to one peer are narrow
-        return P2pParts(protocol, 1, 0.0)
-    if request.kind == "send":
-        of_nodes = [group.topology.node_gpus(int(node)) for node in group.node_ids]
-        group = replace(group, gpus=np.concatenate(of_nodes))
-    return parts_of(per_peer, group.size, placement(group).system, group.nccl_version)

@@ -21,7 +21,6 @@ kernels between are shorter than the transfers.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -36,68 +35,13 @@ from clustersim.engine.inside import StretchPlans
 from clustersim.engine.planning import GroupPlans
 from clustersim.engine.sites import Site
 from clustersim.engine.stretches import Stretch
+from clustersim.engine.under_way import EarlierCollectives, UnderWay, still
 
 Entries: TypeAlias = tuple[Ints, Ints, Floats]
 """Of flows on slots: which meeting of the site, which slot, and what part of it the flow asks for."""
 
 AT_ONCE = 2**20
 """Uses of slots that are looked at together."""
-
-
-class _UnderWay:
-    """Transfers that cross the same slots, of whichever streams, and which of them nobody was told of yet.
-
-    end : when the last of them ends [s]. untold : of each stream, (end [s], its site's first meeting).
-    """
-
-    def __init__(self) -> None:
-        self.end = -np.inf
-        self._stream = ""  # whose the last one is
-        self._end_beside = -np.inf  # of the last one of another stream
-        self.untold: dict[str, list[tuple[float, int]]] = {}
-
-    def add(self, stream: str, end: float, first: int | None) -> None:
-        """One more that ends then; ``first`` : its site's first meeting, unless it is known to share."""
-        if stream == self._stream:
-            self.end = max(self.end, end)
-        elif end > self.end:
-            self._stream, self._end_beside, self.end = stream, self.end, end
-        else:
-            self._end_beside = max(self._end_beside, end)
-        if first is not None:
-            self.untold.setdefault(stream, []).append((end, first))
-
-    def beside(self, stream: str) -> float:
-        """When the last of those of other streams ends [s]."""
-        return self._end_beside if stream == self._stream else self.end
-
-    def told(self, stream: str, now: float) -> list[int]:
-        """Those of other streams under way then: of one that is over, or was told, nobody asks again, for time goes
-        on."""
-        own = self.untold.pop(stream, None)
-        under_way = [first for each in self.untold.values() for end, first in each if end > now]
-        self.untold = {stream: own} if own else {}
-        return under_way
-
-
-class _Earlier:
-    """Collectives of one stream and the same plans, by place in their list: the last, and which nobody was told of."""
-
-    def __init__(self) -> None:
-        self.last = -1
-        self._untold: list[int] = []
-
-    def add(self, place: int) -> None:
-        """One more, after all others."""
-        self.last = place
-        self._untold.append(place)
-
-    def told(self, after: int) -> list[int]:
-        """Those after a place that were not told before."""
-        cut = bisect_right(self._untold, after)
-        told = self._untold[cut:]
-        del self._untold[cut:]
-        return told
 
 
 class SharingGuess:
@@ -193,7 +137,7 @@ class SharingGuess:
         if len(number) < 2 or all(site.first in self.clocked for site in site_of.values()):
             return set()
         unordered: set[int] = set()
-        earlier: dict[tuple[int, int], _Earlier] = {}  # by stream and slots
+        earlier: dict[tuple[int, int], EarlierCollectives] = {}  # by stream and slots
         for i, reached in zip(sorted(collectives), _reached(ops, number, set(collectives)), strict=True):
             own = number[ops[i].stream]
             crossed = self._crossed[id(site_of[i].plans)]
@@ -202,7 +146,7 @@ class SharingGuess:
                     continue
                 unordered.add(site_of[i].first)
                 unordered.update(site_of[k].first for k in others.told(reached[stream]))
-            earlier.setdefault((own, crossed), _Earlier()).add(i)
+            earlier.setdefault((own, crossed), EarlierCollectives()).add(i)
         return unordered
 
     def _share(self, crossed: int, other: int) -> bool:
@@ -218,8 +162,8 @@ class SharingGuess:
         each op that meets others."""
         beside: set[int] = set()
         now = pruned = 0.0
-        under_way: dict[tuple[bool, int], _UnderWay] = {}  # by whether they are collectives, and slots
-        fresh: dict[tuple[bool, int], _UnderWay] = {}  # of these, with some that nobody was told of
+        under_way: dict[tuple[bool, int], UnderWay] = {}  # by whether they are collectives, and slots
+        fresh: dict[tuple[bool, int], UnderWay] = {}  # of these, with some that nobody was told of
         alone: dict[int, tuple[float, float]] = {}  # of plans: the longest latency, and what moving takes at most
         for i, op in enumerate(self._program.roles[r].ops):
             if isinstance(op, Compute):
@@ -233,9 +177,7 @@ class SharingGuess:
             together = isinstance(op, Collective)
             crossed = self._crossed[id(plans)]
             if now > pruned:
-                under_way = {kind: transfers for kind, transfers in under_way.items() if transfers.end > now}
-                fresh = {kind: transfers for kind, transfers in fresh.items() if transfers.end > now}
-                pruned = now
+                under_way, fresh, pruned = still(under_way, now), still(fresh, now), now
             own = op.stream, together, crossed
             known = self.asks_once and first in self.clocked  # another role's list told of it
             near = list(self._beside(fresh, own, now))
@@ -252,14 +194,14 @@ class SharingGuess:
             end = now + alone[id(plans)][0] + alone[id(plans)][1]
             if end > now:
                 kind = together, crossed
-                transfers = under_way.setdefault(kind, _UnderWay())
+                transfers = under_way.setdefault(kind, UnderWay())
                 transfers.add(op.stream, end, None if known else first)
                 if not known:
                     fresh[kind] = transfers
         return beside
 
     def _beside(
-        self, kinds: dict[tuple[bool, int], _UnderWay], own: tuple[str, bool, int], now: float
+        self, kinds: dict[tuple[bool, int], UnderWay], own: tuple[str, bool, int], now: float
     ) -> Iterator[tuple[bool, int]]:
         """Kinds with transfers of other streams under way then that share with one; two collectives are not asked
         about. ``own`` : its stream, whether it is a collective, and its slots."""

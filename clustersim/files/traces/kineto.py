@@ -38,7 +38,9 @@ from clustersim.files.traces.kineto_json import (
     KinetoEvent,
     KinetoFile,
     KinetoInfo,
+    by_rank,
     decoded,
+    groups_of,
     input_bytes,
     product_flops,
     ranks_named,
@@ -162,38 +164,16 @@ def _ranks(path: Path, file: KinetoFile, n: int, recorded: Recorded) -> list[Ran
         raise TraceError(f"{path}: does not say its rank (no distributedInfo), so it cannot be joined with others")
     world = info.world_size or 1
     device = file.devices[0].name if file.devices else ""
-    parts = _by_rank(file.events) if file.clustersim else {info.rank or 0: file.events}
+    parts = by_rank(file.events) if file.clustersim else {info.rank or 0: file.events}
     traces = []
     for rank, events in parts.items():
         trace = RankTrace(
             rank, world, str(path), host=file.host_name, device=device, base=file.base, backend=info.backend
         )
         process = next((event.pid for event in events if event.pid in recorded and event.cat == "cpu_op"), -1)
-        _KinetoReader(trace, _groups(info), recorded.pop(int(process), {})).take(events)
+        _KinetoReader(trace, groups_of(info), recorded.pop(int(process), {})).take(events)
         traces.append(trace)
     return traces
-
-
-def _by_rank(events: list[KinetoEvent]) -> dict[int, list[KinetoEvent]]:
-    parts: dict[int, list[KinetoEvent]] = {}
-    for event in events:
-        if event.ph == "X" and event.cat == "kernel":
-            parts.setdefault(KERNEL_ARGS.decode(event.args).rank or 0, []).append(event)
-        elif event.ph == "X" and event.cat == "user_annotation":
-            args = KERNEL_ARGS.decode(event.args)
-            if args.rank is not None:  # what a host did; a step's own annotation is of all ranks
-                parts.setdefault(args.rank, []).append(event)
-    return parts
-
-
-def _groups(info: KinetoInfo) -> dict[str, tuple[int, ...]]:
-    """Group name -> ranks, where the profiler wrote its groups down."""
-    groups = {}
-    for group in info.pg_config if isinstance(info.pg_config, list) else []:
-        ranks = group.get("ranks") if isinstance(group, dict) else None
-        if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
-            groups[str(group.get("pg_name"))] = tuple(ranks)
-    return groups
 
 
 class _KinetoReader:

@@ -202,3 +202,26 @@ def input_bytes(args: NoteArgs) -> tuple[float | None, str]:
             total += math.prod(shape) * DTYPE_BYTES[tensor_dtype]
             dtype = dtype or tensor_dtype
     return (total, dtype) if dtype else (None, "")
+
+
+def by_rank(events: list[KinetoEvent]) -> dict[int, list[KinetoEvent]]:
+    """The events of each rank, of a trace that this program wrote."""
+    parts: dict[int, list[KinetoEvent]] = {}
+    for event in events:
+        if event.ph == "X" and event.cat == "kernel":
+            parts.setdefault(KERNEL_ARGS.decode(event.args).rank or 0, []).append(event)
+        elif event.ph == "X" and event.cat == "user_annotation":
+            args = KERNEL_ARGS.decode(event.args)
+            if args.rank is not None:  # what a host did; a step's own annotation is of all ranks
+                parts.setdefault(args.rank, []).append(event)
+    return parts
+
+
+def groups_of(info: KinetoInfo) -> dict[str, tuple[int, ...]]:
+    """Group name -> ranks, where the profiler wrote its groups down."""
+    groups = {}
+    for group in info.pg_config if isinstance(info.pg_config, list) else []:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+            groups[str(group.get("pg_name"))] = tuple(ranks)
+    return groups

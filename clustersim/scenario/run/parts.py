@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd, inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,11 +24,8 @@ from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model, StepCost
 from clustersim.core.optimizers import OPTIMIZERS
-from clustersim.core.program import Program
 from clustersim.core.texts import Table, shown, there
-from clustersim.core.timeline import Timeline
 from clustersim.core.topology import CPU, Topology
-from clustersim.core.units import parse_nccl_version
 from clustersim.model import named_models as models
 from clustersim.model.base import TransformerShape
 from clustersim.model.hf import from_hf
@@ -293,28 +290,6 @@ def cores_of(topology: Topology, mesh: Mesh) -> float:
     processes = mesh.world_size / mesh.n_nodes  # servers are processes, too
     share = (topology.node_types[int(topology.vertex_node[homes[0]])].cores or processes) / processes
     return float(int(share)) if share >= 1 else share
-
-
-def backend_of(scenario: Scenario, topology: Topology, mesh: Mesh) -> str:
-    """Who plans the collectives: what the scenario says, or who usually does."""
-    from clustersim.collectives.backends import usual_backend
-
-    run = scenario.file.run
-    if run.opal_cuda_support:
-        return "mpi_cuda"
-    return run.backend or usual_backend(topology, mesh.gpus[: mesh.workers])
-
-
-def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, **how: Any) -> Timeline:
-    """Simulate a Program on the software that a scenario says; ``how`` : of :func:`clustersim.engine.simulate`."""
-    from clustersim import engine
-
-    run = scenario.file.run
-    launch = scenario.strategy.launch or run.launch
-    how = {"backend": backend_of(scenario, topology, mesh)} | ({"op_by_op": True} if run.op_by_op else {}) | how
-    return engine.simulate(
-        program, topology, mesh, launch=launch, nccl_version=parse_nccl_version(run.nccl_version), **how
-    )
 
 
 class _Card(NamedTuple):

@@ -28,7 +28,8 @@ from clustersim.scenario.run.fitted_notes import fitted_notes
 from clustersim.scenario.run.head import head_lines
 from clustersim.scenario.run.held import ScenarioParts, held
 from clustersim.scenario.run.incidents import varying_of, with_incidents
-from clustersim.scenario.run.parts import DeviceKind, backend_of, kinds_of, play
+from clustersim.scenario.run.parts import DeviceKind, kinds_of
+from clustersim.scenario.run.played import backend_of, play
 from clustersim.training.strategies import STRATEGIES
 from clustersim.training.strategies.base import StepSample
 from clustersim.training.strategies.exchange_contract import exchanges_nothing

@@ -22,7 +22,7 @@ from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.splitting import split
 from clustersim.scenario.run.hosts import host_memory
-from clustersim.scenario.run.parts import backend_of
+from clustersim.scenario.run.played import backend_of
 from clustersim.scenario.run.replicas import activations as activation_dtype
 from clustersim.scenario.run.replicas import check_replicas, replica_config, sharding_zero, state_bytes
 from clustersim.scenario.run.split_notes import OF_REPLICAS

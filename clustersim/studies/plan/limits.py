@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
@@ -19,6 +20,7 @@ from clustersim.core.units import format_bytes
 from clustersim.core.variation import usual
 from clustersim.scenario.run.held import ScenarioParts
 from clustersim.scenario.run.running import Prepared, prepare_held, sampled_step
+from clustersim.studies.sweep.row import SweepFigures
 
 SLACK = 0.97
 """A step is measured where its slowest rank ends; another rank may be ahead by its skew, so that a little less than all
@@ -241,3 +243,13 @@ def least_joules(rates: GpuRates, bound: Bound) -> float:
     p = rates.power
     waits = (bound.step_s - bound.compute_s) * min(p.communication, p.idle)
     return rates.limit_w * p.pue * (p.compute * bound.compute_s + waits + p.rest_of_machine * bound.step_s)
+
+
+def with_shares(result: SweepFigures, bound: Bound | None) -> SweepFigures:
+    """What a folded run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
+    step = result.step_time_s
+    least = bound or Bound(0.0, 0.0)
+    compute = min(step, least.compute_s / SLACK)
+    exposed = max(0.0, step - compute - least.ramp_s)
+    shares = {"exposed_communication": exposed / step, "bubble": least.ramp_s / step}
+    return replace(result, compute_s=compute, exposed_communication_s=exposed, phase_shares=shares)

@@ -22,7 +22,7 @@ from clustersim.scenario.run.parts import model_of
 from clustersim.studies.plan.candidates import PlanCandidate, candidates, combined, scenario_of
 from clustersim.studies.plan.form import RefusedOption
 from clustersim.studies.plan.known import Place
-from clustersim.studies.plan.limits import SLACK, Bound, least_joules
+from clustersim.studies.plan.limits import Bound, least_joules, with_shares
 from clustersim.studies.plan.options import PlanOption, SearchResult, at_worst, rule
 from clustersim.studies.plan.pareto import ParetoObjectives
 from clustersim.studies.plan.sieve import OptionSieve, kept
@@ -279,7 +279,7 @@ class KnownCandidates:
             if row.result is None:
                 self._note(option, "error", row.error.message if row.error else "")
                 continue
-            result = row.result if row.result.phase_shares else _parts_of(row.result, option.bound)
+            result = row.result if row.result.phase_shares else with_shares(row.result, option.bound)
             option = self.options[number] = self._simulated(option, result, "rough" if rough else "simulated")
             slack = ROUGH if rough else 0.0
             if rough:
@@ -394,13 +394,3 @@ class KnownCandidates:
 
 def _per_day(spent: RunningCosts | None) -> float:
     return math.inf if spent is None or spent.usd_per_hour is None else 24.0 * spent.usd_per_hour
-
-
-def _parts_of(result: SweepFigures, bound: Bound | None) -> SweepFigures:
-    """What a folded run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
-    step = result.step_time_s
-    least = bound or Bound(0.0, 0.0)
-    compute = min(step, least.compute_s / SLACK)
-    exposed = max(0.0, step - compute - least.ramp_s)
-    shares = {"exposed_communication": exposed / step, "bubble": least.ramp_s / step}
-    return replace(result, compute_s=compute, exposed_communication_s=exposed, phase_shares=shares)

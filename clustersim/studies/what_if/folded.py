@@ -38,7 +38,8 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, NIC, NVSWITCH
 from clustersim.scenario import Scenario
 from clustersim.scenario.run.held import ScenarioParts, held
-from clustersim.scenario.run.parts import backend_of, cost_of, play
+from clustersim.scenario.run.parts import cost_of
+from clustersim.scenario.run.played import backend_of, play
 from clustersim.scenario.run.replicas import sharding_zero
 from clustersim.scenario.run.split_step import Split, local_cost, orders_of, recipe_of
 from clustersim.studies.what_if.rerun import Factors, rerun_with, speed_of, widened

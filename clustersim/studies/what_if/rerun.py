@@ -24,7 +24,7 @@ from clustersim.scenario.run.altered import altered
 from clustersim.scenario.run.held import held
 from clustersim.scenario.run.hosts import host_copy_rates
 from clustersim.scenario.run.incidents import varying_of
-from clustersim.scenario.run.parts import play
+from clustersim.scenario.run.played import play
 from clustersim.scenario.run.running import Prepared, prepare
 from clustersim.training.strategies.offloading import D2H_STREAM, H2D_STREAM
 
