@@ -96,7 +96,6 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
     """Of embeddings and heads."""
     h = s.d_model
     masked = s.head in {"mlm", "pretraining"}
-    p = s.patches or Patches(0, 0, tokens=0)
     embedding_name = families()[s.family].embedding[0].removeprefix("words ")
     return {
         "words": tensor_part(s.vocab * s.embedding_width, "vocab", width=s.embedding_width),
@@ -123,17 +122,26 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "masked_logits": tensor_part(s.vocab * h, "vocab", there=masked, tied_to=embedding_name, width=h),
         "next_sentence": linear_part(h, 2, bias=True, there=s.head == "pretraining"),
         "answers": linear_part(h, 2, bias=True, there=s.head == "qa"),
+        **_of_images(s),
+        "pooling": lambda name: _pooling(name, s) if s.pooling else (),
+        "classes": linear_part(h, s.vocab, "whole", bias=True),
+        "words_again": tensor_part(s.vocab * h, "vocab", tied_to=embedding_name, width=h),
+        "logits_again": tensor_part(s.vocab * h, "vocab", tied_to="lm_head.weight", width=h),
+        "join": linear_part(2 * h, h),
+    }
+
+
+def _of_images(s: TransformerShape) -> dict[str, Part]:
+    """Of what makes tokens of an image's patches."""
+    h = s.d_model
+    p = s.patches or Patches(0, 0, tokens=0)
+    return {
         "token": tensor_part(p.tokens * h, there=p.tokens > 0, width=p.tokens * h),
         "mask_token": tensor_part(h, width=h),
         "places": tensor_part(s.n_positions * h, there=p.side > 0, width=s.n_positions * h),
         "patches": linear_part(p.channels * p.side**2 * p.depth, h, "whole", bias=True, there=p.side > 0),
         "patches_plain": linear_part(p.channels * p.side**2 * p.depth, h, "whole", there=p.side > 0),
         "pixel_norm": linear_part(1, p.channels * p.side**2 * p.depth, bias=s.norm_bias, there=p.side > 0),
-        "pooling": lambda name: _pooling(name, s) if s.pooling else (),
-        "classes": linear_part(h, s.vocab, "whole", bias=True),
-        "words_again": tensor_part(s.vocab * h, "vocab", tied_to=embedding_name, width=h),
-        "logits_again": tensor_part(s.vocab * h, "vocab", tied_to="lm_head.weight", width=h),
-        "join": linear_part(2 * h, h),
     }
 
 
@@ -228,9 +236,6 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
     normed = s.qk_norm and plain
     wide = s.qk_norm_of in {"width", "heads"}
     each = s.qk_norm_of in {"head", "values"}
-    index = attends and s.indexer is not None
-    x = s.indexer or Indexer(0, 0, 0)
-    seen = rank or h
     return {
         "sinks": tensor_part(s.heads, "column", there=s.sinks and attends),
         **_of_inputs(s),
@@ -257,17 +262,29 @@ def _of_attention(s: TransformerShape) -> dict[str, Part]:
             there=attends and bool(s.output_gate),
         ),
         "values_out": linear_part(s.heads * s.value_dim, h, "row", bias=s.out_bias, there=attends),
+        **_of_indexer(s),
+        "compressor": compressor_part(s, s.head_dim),
+        **output_parts(s),
+    }
+
+
+def _of_indexer(s: TransformerShape) -> dict[str, Part]:
+    """Of what chooses the keys that a query attends to."""
+    h = s.d_model
+    latent = s.latent if s.attends else None
+    x = s.indexer or Indexer(0, 0, 0)
+    index = s.attends and s.indexer is not None
+    seen = (latent.q_rank if latent else s.q_rank) or h
+    return {
         "index_q": linear_part(seen, x.heads * x.dim, there=index),
         "index_k": linear_part(h, x.dim, there=index),
         "index_qk": linear_part(seen, (x.heads + 1) * x.dim, there=index),
         "index_k_norm": linear_part(1, x.dim, bias=True, there=index),
         "index_norm": tensor_part(x.dim, there=index),
-        "index_weights": linear_part(h, x.heads, there=index and (latent or s.compressor is not None)),
+        "index_weights": linear_part(h, x.heads, there=index and (latent is not None or s.compressor is not None)),
         "index_pool_bias": tensor_part(x.pool * x.dim, there=index and x.pool > 0, width=x.dim),
         "index_pool_gate": tensor_part(h * x.dim, there=index and x.pool > 0, width=h),
         "index_compressor": compressor_part(s, x.dim) if index else lambda _: (),
-        "compressor": compressor_part(s, s.head_dim),
-        **output_parts(s),
     }
 
 

@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from clustersim.core.errors import ModelError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import Table, shown
 from clustersim.files.launch.files import OptionValue
+from clustersim.files.launch.said_sizes import Leaves, completed, counted, has_norm_bias
 from clustersim.model import named_models as models
 from clustersim.model.base import TransformerShape
 from clustersim.model.options import RefusedOption
 
-Leaves: TypeAlias = dict[str, Any]
-"""Sizes and kinds of a model, by the names that the tables of options have for them."""
 SIZES = ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab", "n_positions")
 """Of a shipped model, what ``model.options`` may change. The rest is what kind of model it is."""
 KINDS = ("gated", "norm", "norm_places", "positions", "tied", "mlp_bias", "qkv_bias", "qk_norm", "mla")
@@ -156,8 +155,24 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
             f"{file}: says squared ReLUs ({stated['activation']}) and gated MLPs (swiglu), which no model has both; "
             "leave one out"
         )
-    wanted = _completed(stated) | ({"embedding_norm": bool(stated.get("embedding_norm"))} if causal else {})
+    wanted = completed(stated) | ({"embedding_norm": bool(stated.get("embedding_norm"))} if causal else {})
     wanted.setdefault("norm_weight", True)
+    name = _nearest(wanted, stated, causal)
+    if name is None:
+        return _altered(file, wanted, causal)
+    has = _shipped(causal)[name]
+    options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
+    options |= _kind_options(file, wanted, has, seq_len)
+    dense_ff = options.pop("d_ff", 0) if _has_no_dense(has) else 0
+    changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window", "full_every", "activation")}
+    sentence = f"the model has the sizes of {name}"
+    if changed:
+        sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
+    return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]), dense_ff)
+
+
+def _nearest(wanted: Leaves, stated: Table, causal: bool) -> str | None:
+    """The shipped model of this kind whose sizes differ least; None where none is of the kind."""
     best: tuple[int, bool, str] | None = None
     for name, has in _shipped(causal).items():
         leaves_asked = (*KINDS, *_of(wanted), *_of(has))
@@ -171,11 +186,12 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
         candidate = (away, not _is_as_long(name, stated), name)
         best = min(best or candidate, candidate)
-    if best is None:
-        return _altered(file, wanted, causal)
-    name = best[2]
-    has = _shipped(causal)[name]
-    options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
+    return best and best[2]
+
+
+def _kind_options(file: str, wanted: Leaves, has: Leaves, seq_len: int) -> Leaves:
+    """What a shipped model has otherwise of its activation, and of its window where that leaves out a token."""
+    options: Leaves = {}
     if has.get("window") != wanted.get("window"):
         options["window"] = wanted.get("window") or 0  # which nobody has who does not say so
     if "activation" in wanted and has.get("activation") != wanted["activation"]:
@@ -186,12 +202,7 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
     if all(not window or 0 < seq_len <= window for window in windows):
         options.pop("window", None)
         options.pop("full_every", None)
-    dense_ff = options.pop("d_ff", 0) if _has_no_dense(has) else 0
-    changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window", "full_every", "activation")}
-    sentence = f"the model has the sizes of {name}"
-    if changed:
-        sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
-    return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]), dense_ff)
+    return options
 
 
 def _is_as_long(name: str, stated: Table) -> bool:
@@ -346,74 +357,11 @@ def _fields(wanted: Leaves) -> Leaves:
         gated = fields.pop("gated")
         fields.setdefault("activation", "swiglu" if gated else "gelu")
     if "norm" in fields:
-        fields["norm_bias"] = _has_norm_bias(wanted)
+        fields["norm_bias"] = has_norm_bias(wanted)
     if "mlp_bias" in fields:
         fields["out_bias"] = wanted.get("out_bias", fields["mlp_bias"])
     return fields
 
 
-def _has_norm_bias(wanted: Leaves) -> bool:
-    """Whether norms have a bias: LayerNorm's, unless files say none, or that norms have no weights either."""
-    plain = wanted.get("norm") == "layernorm" and wanted.get("norm_weight", True)
-    return bool(plain and wanted.get("norm_bias", True))
-
-
-def counted(wanted: Leaves) -> int:
-    """Parameters of a decoder of these sizes and kinds.
-
-    >>> sizes = {"layers": 12, "d_model": 768, "heads": 12, "kv_heads": 12, "head_dim": 64, "d_ff": 3072}
-    >>> kinds = {"positions": "learned", "n_positions": 1024, "tied": True, "norm": "layernorm", "mlp_bias": True}
-    >>> counted(sizes | kinds | {"qkv_bias": True, "vocab": 50257})
-    124439808
-    """
-    width, head = wanted["d_model"], wanted["head_dim"]
-    queries, keys = wanted["heads"] * head, wanted["kv_heads"] * head
-    bias = bool(wanted.get("mlp_bias"))
-    products = 3 if wanted.get("gated") else 2
-    norm = width * (bool(wanted.get("norm_weight", True)) + _has_norm_bias(wanted))
-    attention = width * (2 * queries + 2 * keys) + bool(wanted.get("qkv_bias")) * (queries + 2 * keys)
-    attention += bool(wanted.get("out_bias", bias)) * width + bool(wanted.get("qk_norm")) * 2 * head
-    count = wanted.get("experts.count", 0)
-    inner = wanted.get("experts.width", 0) if count else wanted["d_ff"]
-    mlp = products * width * inner + bias * ((products - 1) * inner + width)
-    if count:
-        mlp = count * (mlp + width) + products * width * wanted.get("experts.shared", 0)
-    outside = wanted["vocab"] * width * (1 if wanted.get("tied") else 2) + norm * (
-        2 if wanted.get("embedding_norm") else 1
-    )
-    outside += wanted["n_positions"] * width if wanted.get("positions") == "learned" else 0
-    return int(wanted["layers"] * (attention + mlp + 2 * norm) + outside)
-
-
 def _of(leaf_values: Leaves) -> list[str]:
     return [leaf for leaf in leaf_values if leaf.startswith(("experts.", "latent."))]
-
-
-def _completed(stated: Table) -> Leaves:
-    """What follows from what is said, as Megatron-LM has it (training/arguments.py ``validate_args``)."""
-    leaf_values = {"norm_places": "before"} | {leaf: value for leaf, value in stated.items() if value is not None}
-    width = leaf_values["d_model"]
-    heads = leaf_values["heads"]
-    if leaf_values.get("positions") != "learned":
-        leaf_values.pop("n_positions", None)
-    if not leaf_values.get("experts.count"):
-        leaf_values = {leaf: value for leaf, value in leaf_values.items() if not leaf.startswith("experts.")}
-    if leaf_values.get("norm") != "layernorm" or not leaf_values.get("norm_weight", True):
-        leaf_values.pop("norm_bias", None)  # which no other norm has
-    if leaf_values.get("mlp_bias") is not None:
-        leaf_values.setdefault("qkv_bias", leaf_values["mlp_bias"])
-    if leaf_values.get("d_ff") is None:
-        # Of a gated MLP 2/3 of it, so that there are as many weights.
-        leaf_values["d_ff"] = int(4 * width * 2 / 3) // 64 * 64 if leaf_values.get("gated") else 4 * width
-    if not leaf_values.get("mla"):
-        leaf_values.setdefault("kv_heads", heads)
-        leaf_values.setdefault("head_dim", width // heads if heads else 0)
-        leaf_values.setdefault("qk_norm", False)
-    else:  # whose keys have no heads of their own, and whose qk-layernorm is that of its projections
-        leaf_values = {
-            leaf: value for leaf, value in leaf_values.items() if leaf not in {"kv_heads", "head_dim", "qk_norm"}
-        }
-    if leaf_values.get("experts.count"):
-        leaf_values.setdefault("experts.width", leaf_values["d_ff"])
-        leaf_values = {leaf: value for leaf, value in leaf_values.items() if leaf != "experts.shared" or value}
-    return leaf_values

@@ -59,28 +59,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     _checkpointed_twice(read)
     swift.filled(read)
     for file in read:
-        names = {name for _, name in file.options}
-        _refuse_sections(file, names)
-        if file.kind in {"yaml", "json"} and names & set(ARGUMENTS):
-            file.options = {_place(key, known): said for key, said in file.options.items()}
-        _lowered(file)
-        _named_for_deepspeed(file)
-        factory.renamed(file)
-        _inline(file)
-        _of_deepspeed_chat(file)
-        if file.program == "trl sft":
-            _of_trl(file)
-        swift.arranged(file)
-        _renamed(file)
-        trainer_args.arranged(file)
-        if "base_model" in names and (file.kind != "shell" or file.program.startswith("axolotl")):
-            axolotl.arranged(file)
-        _attention(file)
-        factory.arranged(file)
-        for key in (("args", "finetuning_type"), ("args", "adapter"), ("args", "swift_tuner")):
-            if key in file.options and str(file.options[key].value).lower() in {"full", ""}:
-                del file.options[key]
-        _sharded(file)
+        _arranged_document(file, known)
     _commanded(read)
     _clipped(read)
     _meshed(read)
@@ -88,6 +67,32 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     trainer_args.resharded(read)
     trainer_args.optimized(read)
     _unsaid_strategy(read)
+
+
+def _arranged_document(file: Document, known: set[str]) -> None:
+    """The same of one document by itself; ``known`` : options that the table reads of a script's arguments."""
+    names = {name for _, name in file.options}
+    _refuse_sections(file, names)
+    if file.kind in {"yaml", "json"} and names & set(ARGUMENTS):
+        file.options = {_place(key, known): said for key, said in file.options.items()}
+    _lowered(file)
+    _named_for_deepspeed(file)
+    factory.renamed(file)
+    _inline(file)
+    _of_deepspeed_chat(file)
+    if file.program == "trl sft":
+        _of_trl(file)
+    swift.arranged(file)
+    _renamed(file)
+    trainer_args.arranged(file)
+    if "base_model" in names and (file.kind != "shell" or file.program.startswith("axolotl")):
+        axolotl.arranged(file)
+    _attention(file)
+    factory.arranged(file)
+    for key in (("args", "finetuning_type"), ("args", "adapter"), ("args", "swift_tuner")):
+        if key in file.options and str(file.options[key].value).lower() in {"full", ""}:
+            del file.options[key]
+    _sharded(file)
 
 
 def _checkpointed_twice(read: Sequence[Document]) -> None:

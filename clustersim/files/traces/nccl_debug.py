@@ -81,9 +81,7 @@ def read(paths: Sequence[Path]) -> NcclLog:
         if match := LOGGED_SETTING.search(line):
             pinned[match[1]] = evidence.env[match[1]] = short(match[2])
         if match := _CHOICE.search(line):
-            n_channels = int(match[6]) - int(match[5]) + 1 if match[5] else 0
-            kind = kind_of(match[1] or "") or (match[1] or "a collective")
-            choices[kind, int(match[2]), _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS), n_channels] += 1
+            choices[_choice(match)] += 1
     nodes = max(nodes, evidence.machines)  # NCCL takes machines that NVLink joins for one node
     reasons = causes(evidence, nodes, channels)
     if not (ranks or channels or via or choices or reasons):
@@ -97,6 +95,13 @@ def read(paths: Sequence[Path]) -> NcclLog:
     )
     ending = conclusion(reasons) if reasons or via or channels else [UNTOLD]
     return msgspec.structs.replace(log, nics=evidence.nics, lines=[*_lines(log), *ending])
+
+
+def _choice(match: re.Match[str]) -> tuple[str, int, str, str, int]:
+    """What a line says was chosen: collective, bytes, algorithm, protocol, and channels, 0 where it names none."""
+    n_channels = int(match[6]) - int(match[5]) + 1 if match[5] else 0
+    kind = kind_of(match[1] or "") or (match[1] or "a collective")
+    return kind, int(match[2]), _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS), n_channels
 
 
 def _lines_of(paths: Sequence[Path]) -> Iterator[str]:
