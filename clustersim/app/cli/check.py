@@ -15,6 +15,7 @@ from clustersim.core.units import format_bandwidth, format_bytes
 if TYPE_CHECKING:
     from clustersim.cluster.files.check import TopologyReport
     from clustersim.core.device import Device
+    from clustersim.core.topology import Topology
 
 
 @click.command(short_help="Say what a topology file describes, and what looks wrong.")
@@ -30,7 +31,6 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
     import dataclasses
 
     from clustersim.cluster import files as fabrics
-    from clustersim.collectives import fitted as fitting
     from clustersim.collectives.base import Group
     from clustersim.collectives.nccl.uneven import of_group
     from clustersim.core import gpu_file
@@ -43,7 +43,7 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
         topology = fabrics.load(file, nodes=nodes)
         report = fabrics.check(topology)
         own = {kind.device: kind.own_gpu for kind in topology.node_types if kind.own_gpu is not None}
-        numbers = list(fitting.informed(topology.measured, file).words()) if topology.measured else []
+        numbers = [*_of_numbers(topology, file)] if topology.measured else []
         uneven = [*of_group(Group(topology, topology.gpus))] if len(topology.gpus) and not report.n_unreachable else []
         report = dataclasses.replace(report, warnings=(*report.warnings, *uneven))
     if as_json:
@@ -51,6 +51,13 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
     else:
         gpus = [line for gpu in own.values() for line in _of_gpu(gpu)]
         click.echo("\n".join([*_lines(report), *gpus, *numbers]))
+
+
+def _of_numbers(topology: Topology, file: str) -> Iterator[str]:
+    """What the numbers say that were measured on a machine."""
+    from clustersim.collectives.fitted import informed
+
+    return informed(topology.measured, file).words()
 
 
 def _of_gpu(gpu: Device) -> Iterator[str]:
