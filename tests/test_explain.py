@@ -240,7 +240,7 @@ def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
 
 def test_of_a_run_that_seldom_waits_is_said_what_its_step_goes_to():
     found = explain(result("single_gpt2_1x1_a100").timeline)
-    said = "41.63 ms a step; 52.3% of the step goes to compute-bound kernels and 34.6% to memory-bound kernels, "
+    said = "41.58 ms a step; 52.2% of the step goes to compute-bound kernels and 34.7% to memory-bound kernels, "
     # Whatever takes over a quarter is named.
     assert found.verdict.startswith(f"{said}and the largest wait is small, 2.4%: ")
     assert "compute-bound 52.3%" in found.shares
