@@ -21,6 +21,8 @@ NAMES = (
     "verl",
     "colossal",
     "primus",
+    "automodel",
+    "prime-rl",
 )
 """A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
 WRITTEN = NAMES[:4]

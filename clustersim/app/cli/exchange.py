@@ -42,9 +42,9 @@ def import_(
     """Make a scenario of FILES: a Megatron-LM script or YAML, a torchtitan TOML or its config_registry.py with the
     script that names one, a DeepSpeed JSON with the script that is launched with it, an accelerate YAML with the
     Trainer's arguments (TRL, axolotl, LLaMA-Factory, ms-swift), a program that takes a recipe of NeMo 2, the YAML of
-    NeMo, Megatron-Bridge, torchtune, GPT-NeoX, nanotron, llm-foundry, OLMo, LitGPT or LightningCLI, an experiment of
-    Primus with its presets, a config/*.py of nanoGPT, or the finetuning command of OpenRLHF, verl, Llama Cookbook or
-    Colossal-AI.
+    NeMo, Megatron-Bridge, torchtune, GPT-NeoX, nanotron, llm-foundry, OLMo, LitGPT, LightningCLI or NeMo Automodel, the
+    TOML of prime-rl, an experiment of Primus with its presets, a config/*.py of nanoGPT, or the finetuning command of
+    OpenRLHF, verl, Llama Cookbook or Colossal-AI.
 
     Options that change time or memory become fields, or are named with what is played instead; what contradicts is an
     error. Nothing in a script is run.

@@ -54,6 +54,9 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
         count = local // micro
     if global_batch is not None:
         passes, left = divmod(global_batch, micro * replicas)
+        if local is not None and degrees[2] > 1 and not left and count and count < passes and passes % count == 0:
+            why = f"is {passes // count} pipelines of {count} micro-batches after another, which is not played; use "
+            raise _wrong(fields, "batch.global", f"{why}{local * replicas}, which is one of them")
         if left or passes < 1 or count not in {None, passes}:
             have = f"{micro} samples on each of {replicas} replicas" + (f" in {count} passes" if count else "")
             near = max(1, count or passes) * micro * replicas

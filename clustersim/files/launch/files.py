@@ -158,7 +158,7 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     table = reader(json_comments.plain(text) if kind == "json" else text, name, ScenarioError)
     if kind == "json" and isinstance(table.get("architectures"), list) and "model_type" in table:
         return Document(name, MODEL)
-    parsed = Document(name, kind, text=text if kind == "yaml" else "")
+    parsed = Document(name, kind, text=text if kind in {"yaml", "toml"} else "")
     templates = tuple(f"{key}." for key in merged_sections.templates(text)) if kind == "yaml" else ()
     for path, value in interpolation.resolved(table, name) if kind == "yaml" else _flat(table):
         if not path.startswith(templates):

@@ -26,6 +26,8 @@ from clustersim.model.seconds.kernels import FLASH_KERNELS
 from clustersim.scenario.file.splitting import MEGATRON
 from clustersim.training.strategies.zero_config import HF_AUTO
 
+_PEFT = frozenset(("accelerate", "foundry", "openrlhf", "cookbook", "verl", "automodel", "prime-rl"))
+"""Frameworks whose adapters are in the words of PEFT and its kin."""
 RECOMPUTED = "parallel.recompute_granularity"
 
 
@@ -75,7 +77,7 @@ def _adapters(
     used: set[Key],
 ) -> list[str]:
     """Put the adapters that options ask for into the fields, and what was read into ``used``; returns notes."""
-    if table.name in {"accelerate", "foundry", "openrlhf", "cookbook", "verl"}:
+    if table.name in _PEFT:
         return adapters.taken(options, fields, used)
     if table.name == "nemo":
         megatron_adapters.taken(read, options, fields, used)

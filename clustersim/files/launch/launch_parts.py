@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clustersim.files.launch import (
+    automodel,
     colossal,
     cookbook,
     litgpt,
     megatron_swift,
     nanogpt,
     openrlhf,
+    prime_rl,
     primus,
     recipes,
     titan_python,
@@ -28,6 +30,9 @@ from clustersim.files.launch.options import ScenarioFields, refuse, renamed, tog
 from clustersim.files.launch.table import FrameworkTable, load
 from clustersim.files.launch.whose import framework_of
 from clustersim.scenario.file.reading import Table as Tables
+
+_WORDS = (litgpt, nanogpt, openrlhf, cookbook, verl, colossal, megatron_swift, automodel, prime_rl)
+"""Frameworks whose options are brought to their table's names."""
 
 
 @dataclass
@@ -66,7 +71,7 @@ def parts_of(
     titan_python.arranged(read_files, table)
     options = renamed(together(read_files), table)
     notes = []
-    for framework_words in (litgpt, nanogpt, openrlhf, cookbook, verl, colossal, megatron_swift):
+    for framework_words in _WORDS:
         notes += framework_words.arranged(read_files, options, table)
     notes += primus.arranged(options, table, model)
     refuse(table, options, [(file.program, file.name) for file in read_files if file.program], model)

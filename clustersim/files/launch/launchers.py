@@ -14,7 +14,7 @@ DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
 MPI = {"mpirun", "mpiexec", "aprun"}
 _TRL = re.compile(r"(?:.*/)?(?:trl/scripts|trl/examples/scripts)/(\w+)\.py|trl\.scripts\.(\w+)")
-COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift", "megatron", "litgpt"}
+COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift", "megatron", "litgpt", "automodel"}
 """Commands that name what they train by a word, not by a script."""
 MEGATRON = ("megatron sft", "megatron pt")
 """Megatron-SWIFT's commands, whose first word is also the name of much else."""
@@ -112,6 +112,8 @@ def _of_command(name: str, words: list[str], i: int, launch: Launch) -> int:
         launch.tools.append(("accelerate", {key: said[key] for key in _COUNTS if key in said}))
     if name == "litgpt":
         return _of_litgpt(words, i, launch)
+    if name == "automodel":
+        return _of_automodel(words, i, launch)
     if name != "tune":
         return i + 1
     options: list[str] = []
@@ -130,6 +132,14 @@ def _of_litgpt(words: list[str], i: int, launch: Launch) -> int:
         i += 1
     launch.program = f"litgpt {words[i]}" if i < len(words) else "litgpt"
     return i + 1
+
+
+def _of_automodel(words: list[str], i: int, launch: Launch) -> int:
+    """``automodel FILE --nproc-per-node 8``; ``automodel finetune llm -c FILE`` of releases before 0.3."""
+    launch.program = "automodel"
+    counts = {key: value for key, value in _options("torchrun", words[i:]).items() if key == "nproc_per_node"}
+    launch.tools.append(("torchrun", counts))
+    return i + 2 if words[i : i + 1] in (["finetune"], ["pretrain"]) else i
 
 
 def _is_value(words: list[str], i: int) -> bool:

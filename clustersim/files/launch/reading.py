@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clustersim.core.errors import ScenarioError
 from clustersim.files.launch import adapters, batches, torchtitan
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.implied import settled
@@ -70,6 +71,10 @@ def read(
     used = apply(parts.table, parts.options, parts.fields, parts.model)
     if seq_len is not None:
         parts.notes += _asked_length(parts.fields, seq_len)
+    if parts.table.asks_for_length and "model.seq_len" not in parts.fields:
+        raise ScenarioError(
+            f"{parts.files[0].name}: no file says how long a sample is, which the data decides; say --seq-len"
+        )
     left = settled(parts, used)
     place, world = machine(parts.fields, cluster, parts.notes, parts.files[0].name, parts.folder)
     batches.ask_for_passes(parts.fields, parts.table)

@@ -28,6 +28,7 @@ LAUNCHERS = {
     "swift",
     "megatron",
     "litgpt",
+    "automodel",
     "colossalai",
     "composer",
 }

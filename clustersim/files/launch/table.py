@@ -124,7 +124,8 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sentence on why no sizes tell it. says : keys of a file that name it.
     files : options that name a further file, which must be given too. aliases : other names of options.
     one_process : its script is one rank, where no launcher starts it. asks_for_passes : it refuses a global batch where
-        nothing says how many samples a pass holds.
+        nothing says how many samples a pass holds. asks_for_length : its samples are as long as its data, so that
+        somebody must say how long.
     refused : what no scenario plays, ``option=value`` (globs; ``program`` is the training script), and what it does.
     unsized : options of a model that its sizes do not tell (globs), and what it has: a config.json must.
     notes : what is assumed of every run of the framework, said each time.
@@ -147,6 +148,7 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leaf: bool = False
     one_process: bool = False
     asks_for_passes: bool = False
+    asks_for_length: bool = False
     dashes: bool = True
     unplayed: dict[str, str] = {}
     ignored: tuple[str, ...] = ()

@@ -9,7 +9,18 @@ from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
-from clustersim.files.launch import colossal, cookbook, megatron_swift, nanogpt, openrlhf, primus, unread, verl
+from clustersim.files.launch import (
+    automodel,
+    colossal,
+    cookbook,
+    megatron_swift,
+    nanogpt,
+    openrlhf,
+    prime_rl,
+    primus,
+    unread,
+    verl,
+)
 from clustersim.files.launch.files import PYTHON, UNSET, Document, OptionValue
 from clustersim.files.launch.table import NAMES, load
 
@@ -36,6 +47,14 @@ OWN_COMMANDS: dict[str, Callable[[Document], bool]] = {
     "verl": verl.is_launch,
 }
 """Frameworks whose commands tell themselves by their own words."""
+
+
+OWN_FILES: dict[str, Callable[[Document], bool]] = {
+    "primus": primus.is_launch,
+    "colossal": colossal.is_launch,
+    "automodel": automodel.is_launch,
+}
+"""Frameworks whose files and commands tell themselves before all others."""
 
 
 SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt", "llm_sft.py", "llm_pt.py")
@@ -91,13 +110,14 @@ def _named(read: Sequence[Document]) -> list[OptionValue]:
 def _whose(file: Document) -> str | None:
     names = [name for _, name in (*file.options, *file.overrides)]
     values = {name: option.value for options in (file.options, file.overrides) for (_, name), option in options.items()}
-    if primus.is_launch(file):
-        return "primus"
-    if colossal.is_launch(file):
-        return "colossal"
+    for name, is_launch in OWN_FILES.items():
+        if is_launch(file):
+            return name
     other = unread.of_file(file.program, values)
     if other is not None:
         raise ScenarioError(f"{file.name}: {other.refusal}")
+    if prime_rl.is_launch(file):
+        return "prime-rl"
     if file.kind in {"yaml", "json"}:
         own = _of_recipe(file, names)
         if own is not None:
