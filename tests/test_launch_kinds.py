@@ -333,6 +333,11 @@ def test_axolotls_liger_and_cut_losses_are_played():
     had = exchange.canonical(liger.scenario)
     assert (had["model.implementation"], had["model.loss"]) == ("liger", "liger")
     assert exchange.canonical(cut.scenario)["model.loss"] == "cut"
+    plugin = text.replace("a.P", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin")
+    for whole in (f"{plugin}cut_cross_entropy: false\n", f"{text}cut_cross_entropy: true\n"):
+        assert exchange.canonical(read(whole, "a.yaml").scenario).get("model.loss") is None
+    with pytest.raises(ScenarioError, match=r"cut_cross_entropy \(of CutCrossEntropyPlugin\) True: "):
+        read(f"{plugin}tensor_parallel_size: 2\n", "a.yaml")
 
 
 def test_a_recipe_of_one_device_is_on_one():

@@ -93,9 +93,50 @@ def test_what_may_change_a_recipe_unseen_is_refused(more: str, words: str) -> No
         read(TAKEN + more)
 
 
+FAST = [name for name, recipe in nemo_python.recipes().items() if recipe.fast is not None]
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_recipes_in_fast_mode_are_scenarios(name: str) -> None:
+    recipe = nemo_python.recipes()[name]
+    assert recipe.fast is not None
+    ranks = (recipe.fast.tp or recipe.tp) * recipe.pp * recipe.cp
+    call = f"llm.{name}.pretrain_recipe(num_nodes={max(recipe.nodes, ranks // 4)}, performance_mode=True)"
+    had = exchange.canonical(
+        exchange.read([document(f"{HEAD}run.run({call})\n", "a.py")], {"topology": "hgx-h100"}).scenario
+    )
+    assert had["parallel.tp"] == (recipe.fast.tp or recipe.tp)
+    assert had["parallel.ep"] == (recipe.fast.ep or recipe.ep)
+    assert had.get("parallel.grad_reduce_in_fp32", True) is not recipe.fast.sixteen
+    assert had.get("parallel.capacity_factor") == (1.0 if recipe.fast.dropping else None)
+    waits = recipe.fast.deferred if recipe.pp > 1 else None
+    assert had.get("parallel.wgrad_deferral_limit", 0) == (waits or 0)
+
+
+def test_tokens_that_a_callback_drops_are_read_as_it_says() -> None:
+    head = "from nemo.lightning.pytorch.callbacks import MegatronTokenDropCallback\n"
+    head += TAKEN.replace("llama3_70b", "mixtral_8x7b")
+    more = "recipe.trainer.callbacks.append(run.Config(MegatronTokenDropCallback, moe_expert_capacity_factor=2.0))\n"
+    assert read(head + more)["model.config.moe_expert_capacity_factor"] == 2.0
+    assert "model.config.moe_expert_capacity_factor" not in read(head)
+
+
+@pytest.mark.parametrize(("name", "fused"), [("mixtral_8x7b", False), ("qwen3_30b_a3b", True)])
+def test_tokens_of_nemos_models_go_to_experts_as_their_classes_have_it(name: str, fused: bool) -> None:
+    text = f"{HEAD}recipe = llm.{name}.pretrain_recipe(num_nodes=8)\n"
+    machine = {"topology": "hgx-h100"}
+    had = exchange.canonical(exchange.read([document(text, "a.py")], machine).scenario)
+    assert (had["parallel.dispatcher"], had["parallel.permute_fusion"]) == ("alltoall", fused)
+    text += "recipe.model.config.moe_token_dispatcher_type = 'allgather'\n"
+    assert (
+        exchange.canonical(exchange.read([document(text, "a.py")], machine).scenario)["parallel.dispatcher"]
+        == "allgather"
+    )
+
+
 def test_a_recipe_in_fast_mode_or_unknown_is_asked_for() -> None:
-    with pytest.raises(ScenarioError, match="is given performance_mode"):
-        read(TAKEN.replace("=8", "=8, performance_mode=True"))
+    with pytest.raises(ScenarioError, match="is given performance_mode, which the table does not have of this recipe"):
+        read(TAKEN.replace("llama3_70b", "llama32_1b").replace("=8", "=8, performance_mode=True"))
     with pytest.raises(ScenarioError, match=r"the recipe llama9_70b is in no table here; .*--to-yaml of NeMo-Run"):
         read(TAKEN.replace("llama3_70b", "llama9_70b"))
 

@@ -480,3 +480,12 @@ def test_pure_mixed_precision_reduces_in_the_parameters_type(precision, held):
     assert exchange.canonical(plain.scenario)["strategy.reduce_dtype"] == "fp32"
     with pytest.raises(ScenarioError, match="'FULL' is not a choice"):
         read(("a.yml", FOUNDRY.replace("PURE", "FULL")))
+
+
+def test_olmos_blocks_with_norms_behind_their_halves_are_olmo_2s() -> None:
+    text = OLMO.replace("alibi: false", "alibi: false, norm_after: true, attention_layer_norm: true")
+    made = exchange.read([document(text, "c.yaml")], {"topology": "hgx-h100", "nodes": 1})
+    model = made.tables["model"]
+    assert (model["name"], model["options"]["vocab"]) == ("olmo2-7b", 32000)
+    with pytest.raises(ScenarioError, match="norms behind attention and the MLP, and is otherwise not as OLMo 2"):
+        exchange.read([document(text.replace("rms", "default"), "c.yaml")], {"topology": "hgx-h100", "nodes": 1})

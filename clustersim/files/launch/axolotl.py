@@ -37,7 +37,10 @@ def arranged(one: Document) -> None:
     _loaded(one)
     plugins = one.options.get(("args", "plugins"))
     if plugins is not None and "CutCrossEntropy" in str(plugins.value):
-        one.options["args", "cut_cross_entropy"] = OptionValue(plugins.name, True, plugins.where)
+        usual = OptionValue("cut_cross_entropy (of CutCrossEntropyPlugin)", True, plugins.where)
+        one.options.setdefault(("args", "cut_cross_entropy"), usual)
+    elif plugins is not None:  # which nothing but the plugin reads
+        one.options.pop(("args", "cut_cross_entropy"), None)
     _axolotl_shards(one)
     _axolotl_batch(one)
 

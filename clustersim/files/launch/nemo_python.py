@@ -86,6 +86,38 @@ class TunedRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pp: int = 1
 
 
+class FastRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ``performance_mode`` sets of a module's recipe of pre-training."""
+
+    overlap: bool = False
+    deferred: int | None = None
+    sixteen: bool = False
+    dropping: bool = False
+    tp: int | None = None
+    ep: int | None = None
+    sp: bool | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Options as NeMo's YAML has them."""
+        listed: dict[str, Any] = {
+            "trainer.callbacks.tp_comm_overlap": self.overlap or None,
+            "trainer.callbacks.defer_embedding_wgrad_compute": True if self.deferred else None,
+            "trainer.callbacks.wgrad_deferral_limit": self.deferred,
+            "trainer.plugins.grad_reduce_in_fp32": False if self.sixteen else None,
+            "trainer.strategy.tensor_model_parallel_size": self.tp,
+            "trainer.strategy.expert_model_parallel_size": self.ep,
+            "trainer.strategy.sequence_parallel": self.sp,
+        }
+        listed |= dropped() if self.dropping else {}
+        return {name: value for name, value in listed.items() if value is not None}
+
+
+def dropped(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Options that ``MegatronTokenDropCallback`` sets, by its arguments (nemo/lightning/pytorch/callbacks)."""
+    values = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True} | dict(given or {})
+    return {f"model.config.{name}": value for name, value in values.items()}
+
+
 class NemoRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``pretrain_recipe`` of a module has by default: see data/exchange/recipes/nemo.toml."""
 
@@ -106,6 +138,7 @@ class NemoRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     late: bool = False
     open: bool = False
     tuned: TunedRecipe | None = None
+    fast: FastRecipe | None = None
 
     def of_tuning(self) -> NemoRecipe | None:
         """What ``finetune_recipe`` has; None where the table does not say."""
@@ -279,7 +312,8 @@ class _Reading:
         if name in _IDLE or name.endswith(_IDLE_ENDS):
             return
         value = self.values.of(word.value, scope)
-        if name == "performance_mode" and value is False:
+        if name == "performance_mode" and value in (True, False):
+            self._quickened(word.value, asked=value)
             return
         if name in _USUAL:
             self._set("trainer.num_nodes" if name == "num_nodes" else "trainer.devices", value, word.value)
@@ -291,6 +325,14 @@ class _Reading:
             self._set("trainer.plugins", CalledClass(_PRECISIONS[value]), word.value)
         else:
             self._refuse(word.value, f"is given {name}, which the table of NeMo's recipes does not have")
+
+    def _quickened(self, node: ast.AST, *, asked: bool) -> None:
+        """Put what ``performance_mode`` sets into the options."""
+        if asked and self.recipe.fast is None:
+            self._refuse(node, "is given performance_mode, which the table does not have of this recipe")
+        if asked and self.recipe.fast is not None:
+            fast = self.recipe.fast if self.recipe.pp > 1 else msgspec.structs.replace(self.recipe.fast, deferred=None)
+            self.options |= fast.options()  # without stages nothing waits
 
     def _statements(self, body: list[ast.stmt], scope: ProgramScope, names: set[str], *, straight: bool) -> None:
         for statement in body:
@@ -336,6 +378,10 @@ class _Reading:
                     place = "trainer.strategy.ddp" if name in _DDP else "trainer.callbacks"
                     if isinstance(setting, bool | int):
                         self.options[f"{place}.{name}"] = setting
+            elif kind == "MegatronTokenDropCallback" and all(
+                isinstance(v, bool | int | float) for v in item.given.values()
+            ):
+                self.options |= dropped(item.given)
             elif not any(part in kind for part in _QUIET):
                 self.notes.append(f"{self.name}: the callback {kind or 'that is not written out'} is left out")
 

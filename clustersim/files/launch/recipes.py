@@ -8,7 +8,9 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.files.launch.files import Document, OptionValue
-from clustersim.files.launch.table import FrameworkTable
+from clustersim.files.launch.table import FrameworkTable, load
+from clustersim.model import named_models as models
+from clustersim.model.published import configs
 
 DEGREES = ("dp", "tp", "pp", "context_parallel_size", "expert_parallel_size")
 """Of nanotron, which make up its world (nanotron/parallel/context.py)."""
@@ -159,6 +161,31 @@ def _olmo(document: Document) -> None:
     include = document.options.get(("config", "model.include_bias"))
     if include is not None:  # which norms take over where nothing is said of them (olmo/model.py ``LayerNormBase``)
         document.options.setdefault(("config", "model.bias_for_layer_norm"), include)
+    behind = document.options.get(("config", "model.norm_after"))
+    if behind is not None and _is_olmo_2(document):
+        del document.options["config", "model.norm_after"]
+        document.options["config", "olmo.like"] = OptionValue(behind.name, "olmo2-7b", behind.where)
+
+
+_OLMO_2 = {
+    "norm_after": ("true", "false"),
+    "attention_layer_norm": ("true", "false"),
+    "rope": ("true", "false"),
+    "layer_norm_type": ("rms", "default"),
+    "activation_type": ("swiglu", "swiglu"),
+    "include_bias": ("false", "true"),
+    "weight_tying": ("false", "true"),
+}
+"""What OLMo 2's blocks are, and what a file that does not say it has (olmo/config.py ``ModelConfig``)."""
+
+
+def _is_olmo_2(document: Document) -> bool:
+    """Whether blocks are OLMo 2's: norms behind their halves, and of whole queries and keys."""
+    said = {name: document.options.get(("config", f"model.{name}")) for name in _OLMO_2}
+    return all(
+        str(usual if (option := said[name]) is None else option.value).lower() == own
+        for name, (own, usual) in _OLMO_2.items()
+    )
 
 
 _MLP = (("config", "model.mlp_hidden_size"), ("config", "model.mlp_ratio"))
@@ -235,6 +262,31 @@ def _nemo(document: Document) -> None:
     target = document.options.pop(key, None)
     if target is not None and not sized:
         document.options[key] = OptionValue(target.name, str(target.value).rpartition(".")[2], target.where)
+        _expert_class(document, document.options[key])
+
+
+_OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "Mixtral": {},
+    "Qwen3": {"moe_permute_fusion": True},
+    "DeepSeek": {"moe_permute_fusion": True, "moe_shared_expert_overlap": True, "moe_router_dtype": "fp32"},
+}
+"""What NeMo's classes of models with experts have otherwise than Megatron-Core, beside tokens that go by all_to_all
+(nemo/collections/llm/gpt/model of nemo_toolkit 2.4.0)."""
+
+
+def _expert_class(document: Document, target: OptionValue) -> None:
+    """What the class of a model with experts says of them, where the file does not."""
+    row = next(row for row in load("nemo").rows if row.option == "model.config._target_")
+    name = row.read(target.value)
+    shape = models.shape(name, {}) if name in configs() else None
+    usual = next((values for start, values in _OF_EXPERTS.items() if str(target.value).startswith(start)), None)
+    if shape is None or shape.experts is None or usual is None:
+        return
+    values = {"num_moe_experts": shape.experts.count, "moe_token_dispatcher_type": "alltoall"} | usual
+    stated = {option.rsplit(".", 1)[-1] for _, option in document.options}
+    for option, value in values.items():
+        if option not in stated:
+            document.options["config", f"model.config.{option}"] = OptionValue(target.name, value, target.where)
 
 
 _ARRANGED: dict[str, Callable[[Document], None]] = {
