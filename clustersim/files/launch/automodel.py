@@ -18,6 +18,7 @@ from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.table import FrameworkTable
 from clustersim.model.adapter_setting import ALL_LINEAR
 
+COMMAND = "automodel"
 PACKAGE = "nemo_automodel"
 TELLING = (
     "step_scheduler.local_batch_size",
@@ -48,7 +49,7 @@ USUAL_TARGETS = "*_proj"
 
 def is_launch(document: Document) -> bool:
     """Whether a command, or a file, is one of Automodel's."""
-    if document.program.startswith(("automodel", PACKAGE)):
+    if document.program == COMMAND or document.program.startswith(PACKAGE):
         return True
     target = document.options.get(("config", "model._target_"))
     if target is not None and str(target.value).startswith(f"{PACKAGE}."):

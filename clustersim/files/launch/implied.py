@@ -44,9 +44,9 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
     """
     table, options, fields, notes = parts.table, parts.options, parts.fields, parts.notes
     notes += _named(fields, table)
+    complete(parts.files, table, options, used, notes)
     notes += _adapters(parts.files, table, options, fields, used)
     notes += seeing.taken(options, fields, used, parts.model, parts.folder)
-    complete(parts.files, table, options, used, notes)
     left = others(table, options, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)

@@ -51,6 +51,7 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
     tool = ""
     options: list[str] = []
     i = 0
+    module_follows = False
 
     def begin(name: str = "") -> None:
         """The options of the tool that was named before come to their end here; those of another begin."""
@@ -64,6 +65,9 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
         name = word.rsplit("/", 1)[-1]
         is_module = word in {"-m", "--module"} and i + 1 < len(words)
         i += 1
+        if is_module and tool == "torchrun" and words[i].startswith("-"):  # a flag, whose module stands behind others
+            module_follows = True
+            continue
         submits = name == MASON and "--" in words[i:]
         if is_module and words[i] in LAUNCHERS:
             continue
@@ -74,6 +78,10 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
             if name in COMMANDS:
                 launch.program = f"{name} {words[i] if i < len(words) else ''}".strip()
                 return _of_command(name, words, i, launch)
+        elif module_follows and MODULE.fullmatch(word) and not _is_valued(options[-1:]):
+            begin()
+            launch.program = _script(word)
+            return i
         elif is_module or (word.endswith(".py") and not submits):
             begin()
             launch.program = _script(words[i] if is_module else word)
@@ -89,6 +97,16 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
     if launch.tools and not launch.program:
         return len(words) if launch.tools[-1][0] in {"sbatch", "srun", "mpirun"} and not beside else _bare(words)
     return 0
+
+
+MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+FLAGS = ("--standalone", "--no-python", "--no_python", "--run-path", "--run_path")
+"""Options of torchrun that have no value."""
+
+
+def _is_valued(before: Sequence[str]) -> bool:
+    """Whether a word is the value of the option before it."""
+    return any(word.startswith("-") and "=" not in word and word not in FLAGS for word in before)
 
 
 def _script(word: str) -> str:
