@@ -38,6 +38,39 @@ modules:
       recompute_method: block
       recompute_num_layers: 4
 """
+AUTOMODEL = """step_scheduler: {global_batch_size: 16, local_batch_size: 2}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.1-8B
+  torch_dtype: float32
+distributed:
+  strategy: fsdp2
+  dp_size: 8
+  tp_size: 2
+  pp_size: 2
+  pipeline: {pp_schedule: 1f1b, pp_microbatch_size: 1}
+  mp_policy: {reduce_dtype: bfloat16}
+packed_sequence: {packed_sequence_size: 4096}
+optimizer: {_target_: transformer_engine.pytorch.optimizers.FusedAdam, exp_avg_dtype: torch.float32}
+fp8: {enabled: false}
+"""
+PRIME = """max_steps = 5
+[model]
+name = "Qwen/Qwen3-8B"
+dp_replicate = 2
+[model.ac]
+[model.lora]
+rank = 4
+[data]
+batch_size = 32
+seq_len = 4096
+[optim]
+max_norm = 1.0
+[deployment]
+type = "multi_node"
+num_nodes = 4
+nodes_per_fsdp_group = 2
+"""
 SAID = (
     "--max-steps",
     "--tensor-model-parallel-size 3",
@@ -159,6 +192,8 @@ def launch_files() -> dict[str, Kind]:
             beside("accelerate_llama3_8b.sh"),
         ),
         "nemo": Kind("n.yaml", mapped(nemo, yaml_file, yaml.safe_load(nemo)), (f"{read} --json", read)),
+        "automodel": Kind("a.yaml", mapped(AUTOMODEL, yaml_file, yaml.safe_load(AUTOMODEL)), (f"{read} --json", read)),
+        "prime-rl": Kind("s.toml", mapped(PRIME, headed, tomllib.loads(PRIME)), (f"{read} --json", read)),
         "primus": Kind("p.yaml", mapped(PRIMUS, yaml_file, yaml.safe_load(PRIMUS)), (f"{read} --json", read)),
     }
 

@@ -178,20 +178,26 @@ def _world(read: Sequence[Document], options: dict[Key, OptionValue]) -> None:
     """How many ranks there are, where the file says a data-parallel size beside the others."""
     sizes = [options.get(("config", f"distributed.{name}")) for name in DEGREES]
     size = sizes[0]
-    if size is None or not str(size.value).isdecimal() or int(str(size.value)) == 0:
+    if size is None or not _whole(size):
         return
-    whole = [1 if option is None else int(str(option.value)[:9]) for option in sizes if _is_whole(option)]
+    whole = [1 if option is None else _whole(option) or 1 for option in sizes]
     read[0].machine.setdefault("cluster.world", OptionValue(size.name, str(math.prod(whole)), size.where))
 
 
-def _is_whole(option: OptionValue | None) -> bool:
-    return option is None or str(option.value).isdecimal()
+def _whole(option: OptionValue) -> int:
+    """A whole number that an option is; 0 for another value."""
+    text = str(option.value)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else 0
+
+
+DIGITS = 12
+"""Of the largest number of ranks, or of tokens, that anybody writes."""
 
 
 def _lengths(options: dict[Key, OptionValue]) -> list[str]:
     """How long a sample is; returns a note where samples are packed."""
     given = [option for name in LENGTHS if (option := options.pop(("config", name), None)) is not None]
-    length = next((option for option in given if str(option.value).isdecimal() and int(str(option.value)) > 0), None)
+    length = next((option for option in given if _whole(option)), None)
     if length is None:
         return []
     options["config", "automodel.length"] = length

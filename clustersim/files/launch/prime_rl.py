@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import toml
 from clustersim.files.launch import unread
+from clustersim.files.launch.adapters import number
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.table import FrameworkTable
 from clustersim.model import named_models as models
@@ -90,7 +91,7 @@ def _deployed(options: dict[Key, OptionValue], file: Document) -> list[str]:
         gpus = deployed.get("deployment.gpus_per_node", OptionValue("deployment.gpus_per_node", 8, file.name))
         groups = deployed.get("deployment.nodes_per_fsdp_group")
         if groups is not None:
-            replicas, left = divmod(int(str(nodes.value)), max(1, int(str(groups.value))))
+            replicas, left = divmod(number(nodes, whole=True), max(1, number(groups, whole=True)))
             if left:
                 raise ScenarioError(f"{groups.where}: {groups.as_written} does not divide {nodes.value} nodes")
             options["config", "model.dp_replicate"] = OptionValue(groups.name, replicas, groups.where)
