@@ -28,8 +28,6 @@ def complete(
     known = {name for file in tables for name in file.files}
     named = [option for (_, key), option in options.items() if key in known and _is_file(key, option.value)]
     _told_by_name(read, options)
-    if table.name == "nemo":
-        _overridden(read)
     given = [Path(file.name).name for file in read if file.kind not in {"shell", HOSTS, MODEL}]
     free = [name for name in given if not any(Path(option.where).name == name for option in named)]
     missing = []
@@ -79,7 +77,7 @@ def _told_by_name(read: Sequence[Document], options: Mapping[Key, OptionValue]) 
                 )
 
 
-def _overridden(read: Sequence[Document]) -> None:
+def refuse_overridden(read: Sequence[Document]) -> None:
     """Raise :class:`ScenarioError` for changes to a configuration that was not given: Hydra's of NeMo 1.x, beside the
     script, or what a recipe of Megatron-Bridge makes. What they leave is as it has it, not as the framework's defaults.
     """

@@ -15,7 +15,7 @@ from clustersim.files.launch import (
     shapes,
     torchtune,
 )
-from clustersim.files.launch.asked_files import complete, trains
+from clustersim.files.launch.asked_files import complete, refuse_overridden, trains
 from clustersim.files.launch.files import UNSET, Document, Key, OptionValue
 from clustersim.files.launch.launch_parts import LaunchParts
 from clustersim.files.launch.options import ScenarioFields, others
@@ -47,6 +47,8 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
     complete(parts.files, table, options, used, notes)
     notes += _adapters(parts.files, table, options, fields, used)
     notes += seeing.taken(options, fields, used, parts.model, parts.folder)
+    if table.name == "nemo":
+        refuse_overridden(parts.files)
     left = others(table, options, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
