@@ -8,7 +8,7 @@ import pytest
 
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
-from clustersim.files.launch import nemo_python
+from clustersim.files.launch import nemo_python, nemo_recipes
 from clustersim.files.launch.files import document
 from clustersim.files.launch.megatron_adapters import CLASSES
 from clustersim.files.launch.python_values import UNREAD, ProgramValues
@@ -22,9 +22,9 @@ def read(text: str) -> dict[str, object]:
     return dict(nemo_python.options(ast.parse(text), "a.py")[0])
 
 
-@pytest.mark.parametrize("name", sorted(nemo_python.recipes())[::3])
+@pytest.mark.parametrize("name", sorted(nemo_recipes.recipes())[::3])
 def test_recipes_of_the_table_are_scenarios(name: str) -> None:
-    recipe = nemo_python.recipes()[name]
+    recipe = nemo_recipes.recipes()[name]
     nodes = max(recipe.nodes, recipe.tp * recipe.pp * recipe.cp // 4)
     made = exchange.read(
         [document(f"{HEAD}run.run(llm.{name}.pretrain_recipe(num_nodes={nodes}))\n", "a.py")], {"topology": "hgx-h100"}
@@ -35,12 +35,12 @@ def test_recipes_of_the_table_are_scenarios(name: str) -> None:
     assert made.framework.name == "nemo"
 
 
-TUNED = [name for name, recipe in nemo_python.recipes().items() if recipe.tuned is not None]
+TUNED = [name for name, recipe in nemo_recipes.recipes().items() if recipe.tuned is not None]
 
 
 @pytest.mark.parametrize("name", TUNED[::3])
 def test_recipes_that_tune_all_parameters_are_scenarios(name: str) -> None:
-    tuned = nemo_python.recipes()[name].tuned
+    tuned = nemo_recipes.recipes()[name].tuned
     assert tuned is not None
     call = f"llm.{name}.finetune_recipe(num_nodes={tuned.nodes}, peft_scheme=None)"
     made = exchange.read([document(f"{HEAD}run.run({call})\n", "a.py")], {"topology": "hgx-h100"})
@@ -69,7 +69,7 @@ def test_a_recipe_that_tunes_packs_as_it_is_told() -> None:
 def test_every_model_of_the_recipes_is_one_that_the_table_names() -> None:
     row = next(row for row in load("nemo").rows if row.option == "model.config._target_")
     known = {str(pair[0]) for pair in row.map or ()}
-    assert {recipe.model for recipe in nemo_python.recipes().values()} <= known
+    assert {recipe.model for recipe in nemo_recipes.recipes().values()} <= known
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_what_may_change_a_recipe_unseen_is_refused(more: str, words: str) -> No
         read(TAKEN + more)
 
 
-FAST = [name for name, recipe in nemo_python.recipes().items() if recipe.fast is not None]
+FAST = [name for name, recipe in nemo_recipes.recipes().items() if recipe.fast is not None]
 
 
 @pytest.mark.parametrize("name", FAST)
 def test_recipes_in_fast_mode_are_scenarios(name: str) -> None:
-    recipe = nemo_python.recipes()[name]
+    recipe = nemo_recipes.recipes()[name]
     assert recipe.fast is not None
     ranks = (recipe.fast.tp or recipe.tp) * recipe.pp * recipe.cp
     call = f"llm.{name}.pretrain_recipe(num_nodes={max(recipe.nodes, ranks // 4)}, performance_mode=True)"

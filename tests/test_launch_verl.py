@@ -167,3 +167,11 @@ def test_a_models_path_below_a_variable_names_the_model() -> None:
     assert made.tables["model"]["name"] == "qwen2.5-0.5b"
     with pytest.raises(ScenarioError, match="is set nowhere in the script"):
         exchange.read([document(FIRST.replace("Qwen/Qwen2.5-0.5B-Instruct", "$MODEL"), "run.sh")], MACHINE)
+
+
+def test_torchruns_flag_for_a_module_may_stand_ahead_of_its_options() -> None:
+    behind = FIRST.replace("-m verl", "verl").replace("torchrun ", "torchrun -m ")
+    machine = {"topology": "hgx-h100"}
+    moved, usual = (exchange.read([document(text, "run.sh")], machine) for text in (behind, FIRST))
+    assert moved.framework.name == "verl"
+    assert had(moved) == had(usual)

@@ -54,9 +54,8 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
         count = local // micro
     if global_batch is not None:
         passes, left = divmod(global_batch, micro * replicas)
-        if local is not None and degrees[2] > 1 and not left and count and count < passes and passes % count == 0:
-            why = f"is {passes // count} pipelines of {count} micro-batches after another, which is not played; use "
-            raise _wrong(fields, "batch.global", f"{why}{local * replicas}, which is one of them")
+        if degrees[2] > 1 and not left:
+            _refuse_more_pipelines(fields, local, count, passes)
         if left or passes < 1 or count not in {None, passes}:
             have = f"{micro} samples on each of {replicas} replicas" + (f" in {count} passes" if count else "")
             near = max(1, count or passes) * micro * replicas
@@ -70,6 +69,14 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
     else:
         sizes["strategy.gradient_accumulation_steps"] = count or 1
     return sizes
+
+
+def _refuse_more_pipelines(fields: ScenarioFields, local: int | None, count: int | None, passes: int) -> None:
+    """Raise :class:`ScenarioError` for a step of several pipelines, each filled and drained by itself."""
+    if local is not None and count and count < passes and passes % count == 0:
+        share = fields["batch.global"] * count // passes
+        why = f"is {passes // count} pipelines of {count} micro-batches after another, which is not played; use {share}"
+        raise _wrong(fields, "batch.global", f"{why}, which is one of them")
 
 
 def _wrong(fields: ScenarioFields, name: str, why: str) -> ScenarioError:

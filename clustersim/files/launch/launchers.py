@@ -30,6 +30,7 @@ _SHORT = {"n": "np", "c": "np", "N": "npernode", "H": "host", "np": "np", "ppn":
 def taken(words: Sequence[str], directives: Sequence[str], variables: ScriptVariables) -> Launch:
     """A command's words, what stands in ``#SBATCH`` lines, and variables that it is run with."""
     launch = Launch()
+    words = _with_module(words)
     at = _launcher_words(list(words), launch)
     launch.arguments = list(words[at:])
     _litgpt_model(launch)
@@ -51,7 +52,6 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
     tool = ""
     options: list[str] = []
     i = 0
-    module_follows = False
 
     def begin(name: str = "") -> None:
         """The options of the tool that was named before come to their end here; those of another begin."""
@@ -65,9 +65,6 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
         name = word.rsplit("/", 1)[-1]
         is_module = word in {"-m", "--module"} and i + 1 < len(words)
         i += 1
-        if is_module and tool == "torchrun" and words[i].startswith("-"):  # a flag, whose module stands behind others
-            module_follows = True
-            continue
         submits = name == MASON and "--" in words[i:]
         if is_module and words[i] in LAUNCHERS:
             continue
@@ -78,10 +75,6 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
             if name in COMMANDS:
                 launch.program = f"{name} {words[i] if i < len(words) else ''}".strip()
                 return _of_command(name, words, i, launch)
-        elif module_follows and MODULE.fullmatch(word) and not _is_valued(options[-1:]):
-            begin()
-            launch.program = _script(word)
-            return i
         elif is_module or (word.endswith(".py") and not submits):
             begin()
             launch.program = _script(words[i] if is_module else word)
@@ -104,9 +97,17 @@ FLAGS = ("--standalone", "--no-python", "--no_python", "--run-path", "--run_path
 """Options of torchrun that have no value."""
 
 
-def _is_valued(before: Sequence[str]) -> bool:
-    """Whether a word is the value of the option before it."""
-    return any(word.startswith("-") and "=" not in word and word not in FLAGS for word in before)
+def _with_module(words: Sequence[str]) -> Sequence[str]:
+    """torchrun's ``-m`` beside its module, where other options stand between them, as it may: it has no value."""
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    for i, word in enumerate(words[:-1]):
+        is_flag = word in {"-m", "--module"} and words[i + 1].startswith("-") and TORCH & set(names[:i])
+        for j in range(i + 1, len(words)) if is_flag else ():
+            before = words[j - 1]
+            has_value = before.startswith("-") and "=" not in before and before not in (*FLAGS, word)
+            if MODULE.fullmatch(words[j]) and not has_value:
+                return [*words[:i], *words[i + 1 : j], word, *words[j:]]
+    return words
 
 
 def _script(word: str) -> str:

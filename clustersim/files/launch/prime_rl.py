@@ -31,9 +31,11 @@ RANK = 16
 
 def is_launch(document: Document) -> bool:
     """Whether a command, or a file, is one of prime-rl's."""
+    names = [name for _, name in document.options]
+    if unread.of_file(document.program, dict.fromkeys(names)) is not None:
+        return False  # reinforcement learning
     if document.program.startswith("prime_rl"):
         return True
-    names = [name for _, name in document.options]
     of_titan = any(name.startswith(("job.", "training.", "parallelism.", "activation_checkpoint.")) for name in names)
     return document.kind == "toml" and not of_titan and unread.has_group(names, TELLING)
 

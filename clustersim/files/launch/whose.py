@@ -53,6 +53,7 @@ OWN_FILES: dict[str, Callable[[Document], bool]] = {
     "primus": primus.is_launch,
     "colossal": colossal.is_launch,
     "automodel": automodel.is_launch,
+    "prime-rl": prime_rl.is_launch,
 }
 """Frameworks whose files and commands tell themselves before all others."""
 
@@ -116,8 +117,6 @@ def _whose(file: Document) -> str | None:
     other = unread.of_file(file.program, values)
     if other is not None:
         raise ScenarioError(f"{file.name}: {other.refusal}")
-    if prime_rl.is_launch(file):
-        return "prime-rl"
     if file.kind in {"yaml", "json"}:
         own = _of_recipe(file, names)
         if own is not None:
