@@ -141,7 +141,7 @@ def test_a_folder_with_a_models_name_is_that_models_config_only_where_it_has_one
         models.model("gpt2")
 
 
-@pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_the_config_of_an_encoder_decoder_is_named_as_what_it_is(kind):
+@pytest.mark.parametrize("kind", ["nllb-moe", "switch_transformers"])
+def test_the_config_of_an_encoder_decoder_with_experts_is_named_as_what_it_is(kind):
     with pytest.raises(ModelError, match="is an encoder-decoder"):
         models.from_hf({"model_type": kind})

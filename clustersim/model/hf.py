@@ -20,6 +20,7 @@ from clustersim.core.paths import data_path
 from clustersim.core.texts import Table, is_folder, json_table, text_of
 from clustersim.model.base import TransformerShape
 from clustersim.model.config import Config, config_of
+from clustersim.model.encoder_decoders import STYLES, encoder_decoder
 from clustersim.model.families import Family, by_type, families
 from clustersim.model.names import described, same_family
 from clustersim.model.options import with_options
@@ -60,6 +61,9 @@ def from_hf(
     ``model_type`` gives the nearest known one. So does an override that the family does not have
     (:func:`~clustersim.model.options.with_options`).
     """
+    if is_encoder_decoder(config):
+        said = {"seq_len": seq_len, "attention": attention, "implementation": implementation}
+        return _of_pair(config, name, {key: value for key, value in said.items() if value is not None} | overrides)
     shape, notes = shape_from_hf(config, seq_len=seq_len, name=name)
     if "image_size" in overrides and shape.tower:
         shape = resized(shape, overrides.pop("image_size"))
@@ -73,6 +77,26 @@ def from_hf(
     if changed.mtp:
         notes = tuple(note for note in notes if not note.startswith(LEFT_OUT))
     return build(changed, notes)
+
+
+def is_encoder_decoder(config: Table | str | Path) -> bool:
+    """Whether a config is of an encoder and a decoder, which have no shape in common."""
+    data = config if isinstance(config, dict) else config_file(Path(config))[1]
+    kind = data.get("model_type")
+    return isinstance(kind, str) and kind in STYLES
+
+
+def _of_pair(config: Table | str | Path, name: str, options: Table) -> Model:
+    """An encoder-decoder, with notes of what was assumed."""
+    where, data = (name or "config", config) if isinstance(config, dict) else config_file(Path(config))
+    made, fields = encoder_decoder(where, data, options)
+    return replace(made, name=_label(where, data, name), notes=(*made.notes, *_assumed(fields)))
+
+
+def _label(where: str, data: Table, name: str) -> str:
+    """What to call a model."""
+    written = str(data.get("_name_or_path") or "")
+    return name or written or (normpath(where) if where != "config" else str(data["model_type"]))
 
 
 def shape_from_hf(
@@ -120,8 +144,7 @@ def shape_from_hf(
         notes.append(
             "what blocks are told of their tokens is made with the embedding; pipeline stages do not send it on"
         )
-    label = name or str(data.get("_name_or_path") or "") or (normpath(where) if where != "config" else str(kind))
-    return replace(shape, name=label), tuple(notes)
+    return replace(shape, name=_label(where, data, name)), tuple(notes)
 
 
 def _further_tokens(data: Table, family: Family) -> list[str]:
@@ -160,15 +183,13 @@ _TRACED = "`clustersim trace-model` describes it where transformers has its modu
 def _unknown(where: str, kind: str) -> str:
     """Why a ``model_type`` is not read, and what to do."""
     why = described(kind, model_type=True)
-    if kind in {"t5", "bart"}:
-        why = "an encoder-decoder; `clustersim list models` has those that are known by name"
     if why:
         return f"{where}: model_type {kind!r} is {why}; {_TRACED}"
-    hint = same_family(kind, (known for known in by_type() if _may_be_meant(kind, known)))
+    hint = same_family(kind, (known for known in (*by_type(), *STYLES) if _may_be_meant(kind, known)))
     if not hint.startswith("did you mean"):
         hint = (
-            f"{len(by_type())} types are read, among them {few(sorted(by_type()), _TOLD)}; {_TRACED}, one of the same "
-            "blocks may be written in its place, or a row added to data/families (clustersim/README.md)"
+            f"{len(by_type()) + len(STYLES)} types are read, among them {few(sorted(by_type()), _TOLD)}; {_TRACED}, "
+            "one of the same blocks may be written in its place, or a row added to data/families (clustersim/README.md)"
         )
     return f"{where}: unknown model_type {kind!r}; {hint}"
 

@@ -144,7 +144,7 @@ def _block(name: str, size: Seq2SeqSize, i: int, s: TransformerShape, source: Tr
     if size.style == "t5":
         kernels += (K.memory("position_bias", float(s.heads) * s.seq_len**2, K.Passes(3, 1, 1, 1), cut="heads"),)
     if source is not None:
-        kernels += _cross(s, source)
+        kernels += cross_kernels(s, source)
         tensors += _attention(f"{name}.encoder_attn", size) + _norm(f"{name}.encoder_attn_layer_norm", size)
     for linear, n_in, n_out in (("fc1", s.d_model, s.d_ff), ("fc2", s.d_ff, s.d_model)):
         tensors += affine(f"{name}.{linear}", n_in, n_out, bias=size.style != "t5")
@@ -153,26 +153,59 @@ def _block(name: str, size: Seq2SeqSize, i: int, s: TransformerShape, source: Tr
     return Layer(name, "block", tensors, kernels, activation_bytes=K.kept(kernels), boundary_bytes=boundary)
 
 
-def _cross(s: TransformerShape, source: TransformerShape) -> tuple[Kernel, ...]:
+def cross_kernels(s: TransformerShape, source: TransformerShape) -> tuple[Kernel, ...]:
     """Attention of the target to the source: as self-attention, with keys and values of the other length."""
     t = s.seq_len
     u = source.seq_len
     h = s.d_model
-    square = float(s.heads) * s.seq_len * source.seq_len
-    softmax = replace(K.memory("softmax", square, K.SCORES["bert"]["softmax"], cut="heads"), saved=2.5 * square)
     keys = K.linear("k", u, h, s.width)
     return (
         K.linear("q", t, h, s.width),
         keys,
         K.sharing_input(K.linear("v", u, h, s.width)),
-        K.memory("head_copies", float((2 * t + 2 * u) * s.width), K.Passes(2, 2), cut="heads"),
-        K.batched("scores", s.heads, t, u, s.head_dim),
-        softmax,
-        K.memory("dropout", square, K.DROPOUT, cut="heads"),
-        K.batched("context", s.heads, t, s.head_dim, u),
+        *(_fused(s, u) if s.attention == "flash" else _in_memory(s, u)),
         K.linear("out", t, s.width, h),
         *K.residual(s, "cross_residual"),
         K.norm(s, "norm_3"),
+    )
+
+
+def _in_memory(s: TransformerShape, u: int) -> tuple[Kernel, ...]:
+    """Of ``u`` keys, with the matrix of scores."""
+    t = s.seq_len
+    square = float(s.heads) * t * u
+    kept = (2 + K.MASK if s.attn_dropout else 1.0) * square
+    softmax = replace(K.memory("softmax", square, K.SCORES["bert"]["softmax"], cut="heads"), saved=kept)
+    return (
+        K.memory("head_copies", float((2 * t + 2 * u) * s.width), K.Passes(2, 2), cut="heads"),
+        K.batched("scores", s.heads, t, u, s.head_dim),
+        softmax,
+        *((K.memory("dropout", square, K.DROPOUT, cut="heads"),) if s.attn_dropout else ()),
+        K.batched("context", s.heads, t, s.head_dim, u),
+    )
+
+
+def _fused(s: TransformerShape, u: int) -> tuple[Kernel, ...]:
+    """Of ``u`` keys in one kernel, whose ``seq`` is the mean length of a square of as much work."""
+    flops = 4.0 * s.seq_len * u * s.width
+    qkvo = 2.0 * (s.seq_len + u) * s.width
+    return (
+        Kernel(
+            "attention",
+            "attention",
+            flops=flops,
+            backward_flops=2.5 * flops,
+            nbytes=qkvo,
+            backward_nbytes=2 * qkvo,
+            heads=s.heads,
+            head_dim=s.head_dim,
+            seq=max(1, round((s.seq_len * u) ** 0.5)),
+            causal=False,
+            launches=1,
+            backward_launches=3,
+            cut="heads",
+            saved=float((s.seq_len + 2 * u) * s.width),
+        ),
     )
 
 

@@ -66,7 +66,7 @@ def partition(
     _check(model, parallel, ranges)
     if model.splits is not None and recompute.granularity == "selective":
         raise ScenarioError(
-            f"recompute of {', '.join(recompute.modules)}: {model.name} was traced, and its modules have other names; "
+            f"recompute of {', '.join(recompute.modules)}: the modules of {model.name} have other names; "
             'use recompute_granularity = "full", or activation_checkpointing (at $.parallel.recompute_granularity)'
         )
     reach = reach_of(parallel, nproc_per_node, nproc_per_domain)
@@ -134,7 +134,9 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
 
 
 def _unsplit(model: Model, field: str) -> str:
-    """Why a traced model is not split."""
+    """Why a model that was traced, or has an encoder and a decoder, is not split."""
+    if model.family == "seq2seq":
+        return f"{model.name} has an encoder and a decoder, and how they are divided is not described"
     if field == "pp":
         return f"a layer of {model.name} takes more than the one before it gives, so no pipeline can be cut there"
     return f"{model.name} was traced, and a trace does not say how its tensors and kernels are divided"
