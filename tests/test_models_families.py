@@ -46,7 +46,8 @@ OWN_HEADS = {"gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "minimax_m3_
 """Types whose heads are drawn to go together."""
 KEPT = {"mamba2", "nemotron", "internlm3", "dbrx", *OWN_HEADS}
 """Types none of whose fields is left out: the class fails without one, or has others by default."""
-AS_ENCODER = {"modernbert", "eurobert", "distilbert", "bert", "roberta", "xlm-roberta", "camembert"}
+AS_ENCODER = {"electra", "ernie", "data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert"}
+AS_ENCODER |= {"modernbert", "eurobert", "distilbert", "bert", "roberta", "xlm-roberta", "camembert"}
 BY_CLASS = {"mistral4": "Mistral4ForCausalLM"}
 """Decoders that transformers' Auto classes do not know, since they come with a tower in front."""
 
@@ -87,7 +88,9 @@ PARTS = {
 }
 """Towers that are compared with a decoder behind them."""
 PARTS |= {"glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
-IMAGES = {"clip_vision_model", "siglip_vision_model", "dinov2", "vit"}
+CLASSES = {"vit", "deit", "vit_msn"}
+"""Types that say what an image shows."""
+IMAGES = {"clip_vision_model", "siglip_vision_model", "dinov2", "dinov2_with_registers", "dinov3_vit", *CLASSES}
 """Types that read images alone."""
 SEEING = {
     "gemma3": "gemma3_text",
@@ -256,6 +259,12 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         words = ["linear_attention", "moe", "full_attention", "mlp"]
         config["layers_block_type"] = words + rng.choices(words, k=rng.randint(0, 4))
         config["moe_latent_size"] = rng.choice([None, 24])
+    if kind == "electra":
+        config["embedding_size"] = rng.choice([width, 24])
+    if kind in {"dinov2_with_registers", "dinov3_vit"}:
+        config["num_register_tokens"] = rng.choice([1, 4])
+        config |= {"use_gated_mlp": rng.random() < 0.5} if kind == "dinov3_vit" else {}
+        config["hidden_act"] = rng.choice(["gelu", "silu"]) if config.get("use_gated_mlp") else "gelu"
     if kind == "gpt_neo":
         config["attention_types"] = [[rng.choices(["global", "local"], k=layers), 1]]
     if kind == "flint":
@@ -413,7 +422,9 @@ def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
     kind = config["model_type"]
     made = CONFIG_MAPPING[kind](**{name: value for name, value in config.items() if name != "model_type"})
     auto = transformers.AutoModel if kind in AS_ENCODER | IMAGES else transformers.AutoModelForCausalLM
-    if kind == "vit":
+    if kind == "deit":
+        made.architectures = ["DeiTForImageClassification"]
+    if kind in CLASSES:
         auto = transformers.AutoModelForImageClassification
     if kind in SEEING:
         auto = transformers.AutoModelForImageTextToText
@@ -542,6 +553,35 @@ def test_blocks_without_a_window_do_not_rotate_where_the_class_says_so(kind: str
     windowed, full = block_kernels(kind, layer_types=["sliding_attention", "full_attention"])
     assert "rotary" in windowed
     assert "rotary" not in full
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "modernbert-decoder"])
+def test_the_first_block_of_modernbert_has_no_norm_in_front_of_its_attention(kind: str) -> None:
+    first, second = block_kernels(kind)
+    assert first == [name for name in second if name != "norm_1"]
+    assert "norm_1" in second
+
+
+def test_halves_that_are_scaled_have_a_kernel_for_it() -> None:
+    made = from_hf(random_config("dinov2", random.Random(6)))
+    names = [k.name for layer in made.layers if layer.kind == "block" for k in layer.kernels]
+    assert names.count("attention_layer_scale") == names.count("mlp_layer_scale") == names.count("norm_1") > 0
+
+
+def test_an_embedding_of_another_width_is_summed_and_normed_in_it() -> None:
+    config = random_config("electra", random.Random(6)) | {"embedding_size": 24}
+    made = from_hf(config, seq_len=16)
+    kernels = made.layers[0].kernels
+    assert kernels[-1].name == "project_in"
+    norm = next(k for k in kernels if k.name == "norm")
+    same = from_hf(config | {"embedding_size": config["hidden_size"]}, seq_len=16).layers[0].kernels
+    assert norm.nbytes * config["hidden_size"] == next(k.nbytes for k in same if k.name == "norm") * 24
+    assert not [k for k in same if k.name == "project_in"]
+
+
+def test_an_encoder_with_norms_in_front_ends_in_one() -> None:
+    head = from_hf(random_config("megatron-bert", random.Random(6)), seq_len=16).layers[-1].kernels
+    assert [k.name for k in head][:2] == ["norm", "pooler"]
 
 
 def test_a_norm_stands_behind_experts_and_not_behind_the_mlp_of_a_dense_block() -> None:

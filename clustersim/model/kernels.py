@@ -278,6 +278,12 @@ def norm_gate(s: TransformerShape, number: int) -> Kernels:
     )
 
 
+def layer_scale(s: TransformerShape, half: str) -> Kernel:
+    """What a half gives, scaled by a learned factor of each element (DINOv2, InternVL)."""
+    passes = operators("h:s", "s:s s~h hs:s s:", 1, 4)
+    return memory(f"{half}_layer_scale", float(s.seq_len * s.d_model), passes, saved=1)
+
+
 def is_narrow_norm(s: TransformerShape, name: str) -> bool:
     """Whether a norm is of what a product has just made, and autocast has it in 16 bits: a LayerNorm it has in fp32."""
     return s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)

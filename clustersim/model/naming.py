@@ -71,6 +71,11 @@ def has_in_head(s: TransformerShape, part: str) -> bool:
     return any(line.split()[0] == part for line in families()[s.family].head)
 
 
+def has_in_embedding(s: TransformerShape, part: str) -> bool:
+    """Whether what stands before the family's blocks lists a part."""
+    return any(line.split()[0] == part for line in families()[s.family].embedding)
+
+
 def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
     """Tensors of ``rows``. Raises :class:`ModelError` where two have one name: no module registers a tensor twice, and
     its parameters would count twice."""
@@ -101,6 +106,12 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "words": tensor_part(s.vocab * s.embedding_width, "vocab", width=s.embedding_width),
         "positions": tensor_part(s.n_positions * h, there=s.positions == "learned", width=h),
         "segments": tensor_part(s.token_types * h, there=s.token_types > 0, width=h),
+        "positions_narrow": tensor_part(s.n_positions * s.embedding_width, width=s.embedding_width),
+        "segments_narrow": tensor_part(
+            s.token_types * s.embedding_width, there=s.token_types > 0, width=s.embedding_width
+        ),
+        "norm_narrow": linear_part(1, s.embedding_width, bias=s.norm_bias),
+        "project_in_bias": linear_part(s.embed_dim, h, bias=True, there=s.embed_dim > 0),
         "project_in": linear_part(s.embed_dim, h, there=s.embed_dim > 0),
         "project_out": linear_part(h, s.embed_dim, there=s.embed_dim > 0),
         "embedding_norm": linear_part(1, h, bias=s.norm_bias),
@@ -137,8 +148,11 @@ def _of_images(s: TransformerShape) -> dict[str, Part]:
     p = s.patches or Patches(0, 0, tokens=0)
     return {
         "token": tensor_part(p.tokens * h, there=p.tokens > 0, width=p.tokens * h),
+        "first_token": tensor_part(h, width=h),
+        "further_tokens": tensor_part((p.tokens - 1) * h, there=p.tokens > 1, width=h),
         "mask_token": tensor_part(h, width=h),
         "places": tensor_part(s.n_positions * h, there=p.side > 0, width=s.n_positions * h),
+        "places_but_registers": tensor_part((p.grid + 1) * h if p.side else 0, there=p.side > 0, width=h),
         "patches": linear_part(p.channels * p.side**2 * p.depth, h, "whole", bias=True, there=p.side > 0),
         "patches_plain": linear_part(p.channels * p.side**2 * p.depth, h, "whole", there=p.side > 0),
         "pixel_norm": linear_part(1, p.channels * p.side**2 * p.depth, bias=s.norm_bias, there=p.side > 0),

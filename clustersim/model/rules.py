@@ -22,6 +22,24 @@ def _padded_positions(c: Config, values: Values) -> None:
     values["seq_len"] -= 2
 
 
+def _narrow_embedding(c: Config, values: Values) -> None:
+    """ELECTRA's embedding has a width of its own, and where that is the model's no projection stands behind it."""
+    if values.get("embed_dim") == values["d_model"]:
+        values["embed_dim"] = 0
+
+
+def _no_tasks(c: Config, values: Values) -> None:
+    """ERNIE without a table of tasks."""
+    if c.flag("use_task_id", False, quiet=True):
+        raise ModelError(f"{c.where}: 'use_task_id' = true is not described; only false is")
+
+
+def _python_gelu(c: Config, values: Values) -> None:
+    """What the first GPT calls gelu is the formula."""
+    if values.get("activation") == "gelu":
+        values["activation"] = "gelu_new"
+
+
 def _opt(c: Config, values: Values) -> None:
     """OPT-350m has norms behind its halves, no final norm and a narrower embedding."""
     bias = c.flag("enable_bias", True)
@@ -289,6 +307,9 @@ Rule = Callable[[Config, Values], None]
 RULES: dict[str, Rule] = {
     "offset_positions": _offset_positions,
     "padded_positions": _padded_positions,
+    "narrow_embedding": _narrow_embedding,
+    "no_tasks": _no_tasks,
+    "python_gelu": _python_gelu,
     "opt": _opt,
     "mpt": _mpt,
     "image": tower_rules.image,
@@ -298,6 +319,8 @@ RULES: dict[str, Rule] = {
     "position_grid": tower_rules.position_grid,
     "table_of_image": tower_rules.table_of_image,
     "internvl": tower_rules.internvl,
+    "registers": tower_rules.registers,
+    "dinov3": tower_rules.dinov3,
     "two_tables": tower_rules.two_tables,
     "squares": tower_rules.squares,
     "patch_windows": tower_rules.patch_windows,

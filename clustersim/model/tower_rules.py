@@ -107,3 +107,22 @@ def minimax_tower(c: Config, values: Values) -> None:
 def squares(c: Config, values: Values) -> None:
     """Gemma 4's 12B reads squares of so many patches a side as one."""
     values["patches.side"] *= c.number("pooling_kernel_size", 3, "patches of a side that become one token")
+
+
+def registers(c: Config, values: Values) -> None:
+    """DINOv2 with registers: further tokens, which have no position."""
+    values["patches.tokens"] = 1 + c.whole("num_register_tokens", 4, "learned tokens beside the class's")
+
+
+def dinov3(c: Config, values: Values) -> None:
+    """DINOv3: registers, keys without a bias, and gates in its largest sizes."""
+    values["patches.tokens"] = 1 + c.whole("num_register_tokens", 0, "learned tokens beside the class's")
+    values["n_positions"] = 0
+    for field, described in (("query_bias", True), ("key_bias", False), ("value_bias", True)):
+        if c.flag(field, described, quiet=True) != described:
+            words = ("false", "true")
+            raise ModelError(
+                f"{c.where}: '{field}' = {words[not described]} is not described; only {words[described]} is"
+            )
+    if c.flag("use_gated_mlp", False, quiet=True):
+        values["activation"] = {"silu": "swiglu", "gelu": "geglu"}.get(values["activation"], values["activation"])

@@ -166,13 +166,16 @@ def _blocks(s: TransformerShape) -> list[Layer]:
     """Blocks in order; those of one shape have the same kernels."""
     shapes = [s.of_block(i) for i in range(s.layers)]
     body = {variant: block_kernels(variant) for variant in dict.fromkeys(shapes)}
+    kernels = [body[shape] for shape in shapes]
+    if naming.has(s, "norm_later"):
+        kernels[0] = tuple(kernel for kernel in kernels[0] if kernel.name != "norm_1")
     return [
         Layer(
             f"layers.{i}",
             "block",
             naming.block(shape, i),
-            body[shape],
-            activation_bytes=K.kept(body[shape]),
+            kernels[i],
+            activation_bytes=K.kept(kernels[i]),
             boundary_bytes=_boundary(s),
             heads=shape.heads if shape.heads != s.heads else 0,
             kv_heads=shape.kv_heads if shape.kv_heads != s.kv_heads else 0,
@@ -231,16 +234,21 @@ def _embedding_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     width = s.embedding_width
     elements = float(s.seq_len * s.d_model)
     kernels = [K.memory("gather", float(s.seq_len * width), GATHER, cut="row")]
-    if s.embed_dim:
+    narrow = naming.has_in_embedding(s, "norm_narrow")  # what is summed and normed, ahead of the projection (ELECTRA)
+    if narrow:
+        elements = float(s.seq_len * width)
+    elif s.embed_dim:
         kernels.append(K.linear("project_in", s.seq_len, width, s.d_model))
     kernels += made_inputs(s, GATHER)
     sums = (s.positions == "learned") + (s.token_types > 0)
     if sums:
         kernels.append(K.memory("sum", elements, K.operators("ss:s", "s:", 2, 2), times=sums))
     if s.embedding_norm:
-        kernels.append(K.norm(s, "norm", saved=1))
+        kernels.append(K.norm(s, "norm", elements, saved=1))
     if s.hidden_dropout:
         kernels.append(K.memory("dropout", elements, K.DROPOUT, saved=K.MASK))
+    if narrow and s.embed_dim:
+        kernels.append(K.linear("project_in", s.seq_len, width, s.d_model))
     return with_bytes(s, (*kernels, *streams.spread(s)))
 
 
@@ -280,7 +288,8 @@ def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernel
             listed += [norm, *half, K.norm(s, f"norm_behind_{number}"), *residual]
         else:
             gated = s.norm_gate and (name == "attention" or s.experts)
-            listed += [norm, *(K.norm_gate(s, number) if gated else ()), *half, *residual]
+            scaled = (K.layer_scale(s, name),) if naming.has(s, "layer_scale") else ()
+            listed += [norm, *(K.norm_gate(s, number) if gated else ()), *half, *scaled, *residual]
     return tuple(listed)
 
 
@@ -365,11 +374,12 @@ def _head_kernels(s: TransformerShape, positions: int) -> tuple[Kernel, ...]:
         return class_kernels(s)
     h = s.d_model
     kernels: list[Kernel] = []
+    if s.head != "none" and s.head != "lm" and s.final_norm and not s.post_norm:
+        kernels.append(K.norm(s, "norm", saved=1))
     if s.head in {"pooler", "pretraining"}:
         kernels += [K.linear("pooler", 1, h, h), K.memory("tanh", float(h), K.Passes(2, 3))]
     if s.head in {"mlm", "pretraining"}:
         elements = float(positions * h)
-        kernels += [K.norm(s, "norm", saved=1)] if s.final_norm and not s.post_norm else []
         kernels += [
             K.linear("transform", positions, h, h),
             K.memory("transform_activation", elements, K.ACTIVATION["gelu"]),
