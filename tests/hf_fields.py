@@ -66,11 +66,11 @@ def tables(kinds: list[str]) -> dict[str, Any]:
 
 def kinds_of_rows() -> list[str]:
     """Every model type that a row reads, or whose defaults it takes."""
-    from clustersim.model.encoder_decoders import STYLES
     from clustersim.model.families import families
+    from clustersim.model.hf import UNSHAPED
 
     rows = families().values()
-    return sorted({kind for row in rows for kind in (*row.types, row.fields_of) if kind} | set(STYLES))
+    return sorted({kind for row in rows for kind in (*row.types, row.fields_of) if kind} | set(UNSHAPED))
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from os.path import normpath
 from pathlib import Path
@@ -25,6 +26,7 @@ from clustersim.model.families import Family, by_type, families
 from clustersim.model.names import described, same_family
 from clustersim.model.options import with_options
 from clustersim.model.shapes import LONGEST, shape_of
+from clustersim.model.speech import SPEECH, speech_encoder
 from clustersim.model.towers import counted_images, image_note, resized, sized, with_tower
 from clustersim.model.transformer_model import build, execution
 
@@ -61,9 +63,9 @@ def from_hf(
     ``model_type`` gives the nearest known one. So does an override that the family does not have
     (:func:`~clustersim.model.options.with_options`).
     """
-    if is_encoder_decoder(config):
+    if has_no_shape(config):
         said = {"seq_len": seq_len, "attention": attention, "implementation": implementation}
-        return _of_pair(config, name, {key: value for key, value in said.items() if value is not None} | overrides)
+        return _of_network(config, name, {key: value for key, value in said.items() if value is not None} | overrides)
     shape, notes = shape_from_hf(config, seq_len=seq_len, name=name)
     if "image_size" in overrides and shape.tower:
         shape = resized(shape, overrides.pop("image_size"))
@@ -79,17 +81,24 @@ def from_hf(
     return build(changed, notes)
 
 
-def is_encoder_decoder(config: Table | str | Path) -> bool:
-    """Whether a config is of an encoder and a decoder, which have no shape in common."""
+UNSHAPED: dict[str, Callable[[str, Table, Table], tuple[Model, Config]]] = {
+    **dict.fromkeys(STYLES, encoder_decoder),
+    **dict.fromkeys(SPEECH, speech_encoder),
+}
+"""What reads a config of each ``model_type`` that is no stack of equal blocks alone."""
+
+
+def has_no_shape(config: Table | str | Path) -> bool:
+    """Whether a config is of an encoder and a decoder, which have no shape in common, or of blocks behind others."""
     data = config if isinstance(config, dict) else config_file(Path(config))[1]
     kind = data.get("model_type")
-    return isinstance(kind, str) and kind in STYLES
+    return isinstance(kind, str) and kind in UNSHAPED
 
 
-def _of_pair(config: Table | str | Path, name: str, options: Table) -> Model:
-    """An encoder-decoder, with notes of what was assumed."""
+def _of_network(config: Table | str | Path, name: str, options: Table) -> Model:
+    """A model of :data:`UNSHAPED`, with notes of what was assumed."""
     where, data = (name or "config", config) if isinstance(config, dict) else config_file(Path(config))
-    made, fields = encoder_decoder(where, data, options)
+    made, fields = UNSHAPED[str(data["model_type"])](where, data, options)
     return replace(made, name=_label(where, data, name), notes=(*made.notes, *_assumed(fields)))
 
 
@@ -185,10 +194,10 @@ def _unknown(where: str, kind: str) -> str:
     why = described(kind, model_type=True)
     if why:
         return f"{where}: model_type {kind!r} is {why}; {_TRACED}"
-    hint = same_family(kind, (known for known in (*by_type(), *STYLES) if _may_be_meant(kind, known)))
+    hint = same_family(kind, (known for known in (*by_type(), *UNSHAPED) if _may_be_meant(kind, known)))
     if not hint.startswith("did you mean"):
         hint = (
-            f"{len(by_type()) + len(STYLES)} types are read, among them {few(sorted(by_type()), _TOLD)}; {_TRACED}, "
+            f"{len(by_type()) + len(UNSHAPED)} types are read, among them {few(sorted(by_type()), _TOLD)}; {_TRACED}, "
             "one of the same blocks may be written in its place, or a row added to data/families (clustersim/README.md)"
         )
     return f"{where}: unknown model_type {kind!r}; {hint}"

@@ -15,7 +15,7 @@ from clustersim.model.audio import jasper, waveglow
 from clustersim.model.base import TransformerShape
 from clustersim.model.convnets import CONVNETS, convnet
 from clustersim.model.fastpitch import fastpitch
-from clustersim.model.hf import config_file, from_hf, is_encoder_decoder, shape_from_hf
+from clustersim.model.hf import config_file, from_hf, has_no_shape, shape_from_hf
 from clustersim.model.names import described, plain, same_family
 from clustersim.model.options import with_options
 from clustersim.model.published import config, configs, known_as, source
@@ -125,7 +125,7 @@ def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
     ``options`` : as of :func:`model`.
     """
     path = Path(name_or_path)
-    if is_model_file(path) or (_is_config(name_or_path) and is_encoder_decoder(path)):
+    if is_model_file(path) or (_is_config(name_or_path) and has_no_shape(path)):
         return None
     name = "" if _is_config(name_or_path) else _known(str(name_or_path))
     if name not in _DESCRIBED:

@@ -138,13 +138,7 @@ def _block(pair: Pair, part: str, i: int) -> Layer:
     """One of the encoder's blocks, or of the decoder's with attention to what the encoder made."""
     s = pair.encoder if part == "encoder" else pair.decoder
     source = pair.encoder if part == "decoder" else None
-    kernels = list(block_kernels(s))
-    if pair.inner_dropout:
-        place = next(number for number, kernel in enumerate(kernels) if kernel.name == "activation")
-        dropout = with_bytes(
-            s, (K.memory("activation_dropout", float(s.seq_len * s.d_ff), K.DROPOUT, cut="heads", saved=K.MASK),)
-        )
-        kernels[place + 1 : place + 1] = dropout
+    kernels = list(dropped_inside(s, block_kernels(s)) if pair.inner_dropout else block_kernels(s))
     if pair.style.relative:
         square = float(s.heads) * s.seq_len**2
         kernels.append(K.memory("position_bias", square, K.Passes(3, 1, 1, 1), cut="heads"))
@@ -158,6 +152,13 @@ def _block(pair: Pair, part: str, i: int) -> Layer:
     boundary = float(s.seq_len * s.d_model)
     whole = tuple(kernels)
     return Layer(f"{part}.{i}", "block", tensors, whole, activation_bytes=K.kept(whole), boundary_bytes=boundary)
+
+
+def dropped_inside(s: TransformerShape, kernels: K.Kernels) -> K.Kernels:
+    """A block's kernels with a dropout behind its MLP's activation."""
+    place = next(number for number, kernel in enumerate(kernels) if kernel.name == "activation") + 1
+    dropout = K.memory("activation_dropout", float(s.seq_len * s.d_ff), K.DROPOUT, cut="heads", saved=K.MASK)
+    return (*kernels[:place], *with_bytes(s, (dropout,)), *kernels[place:])
 
 
 def _kept_across(s: TransformerShape, kernels: K.Kernels) -> list[Kernel]:

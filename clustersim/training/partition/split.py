@@ -134,9 +134,9 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
 
 
 def _unsplit(model: Model, field: str) -> str:
-    """Why a model that was traced, or has an encoder and a decoder, is not split."""
-    if model.family == "seq2seq":
-        return f"{model.name} has an encoder and a decoder, and how they are divided is not described"
+    """Why a model that was traced, or is more than a stack of blocks, is not split."""
+    if model.family in {"seq2seq", "speech"}:
+        return f"{model.name} is more than a stack of equal blocks, and how it is divided is not described"
     if field == "pp":
         return f"a layer of {model.name} takes more than the one before it gives, so no pipeline can be cut there"
     return f"{model.name} was traced, and a trace does not say how its tensors and kernels are divided"
