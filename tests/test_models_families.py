@@ -30,9 +30,9 @@ QUICK = 10
 EARLIER = {"vit", "roberta", "xlm-roberta", "camembert", "bert", "mpt", "distilbert"}
 """Types whose tensors keep the names and order of transformers 4 (or llm-foundry): sizes are compared without them."""
 EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "mellum", "deepseek_v2", "deepseek_v3", "opt"}
-EXPERTS_APART |= {"gemma4_text", "gemma4_unified_text"}
-"""Types whose experts are listed one by one, as transformers 4 has them; and OPT and Gemma 4, whose final norm or
-further table stands where it runs: names are compared without their order."""
+EXPERTS_APART |= {"gemma4_text", "gemma4_unified_text", "jina_embeddings_v3"}
+"""Types whose experts are listed one by one, as transformers 4 has them; and OPT, Gemma 4 and Jina's, whose final norm,
+further table or pooler stands where it runs: names are compared without their order."""
 UNBUILT = {"kimi_k2", "longcat_flash", "step3p5", "step3p7"}
 """Types that transformers has no class for, and whose fields are another's; and LongCat, whose class makes gates and
 ups of experts that compute nothing: ``test_models_later.py`` compares it without them; and Step 3.5, which has a class
@@ -47,6 +47,7 @@ OWN_HEADS = {"gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "minimax_m3_
 KEPT = {"mamba2", "nemotron", "internlm3", "dbrx", *OWN_HEADS}
 """Types none of whose fields is left out: the class fails without one, or has others by default."""
 AS_ENCODER = {"electra", "ernie", "data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert"}
+AS_ENCODER |= {"nomic_bert", "gte", "jina_embeddings_v3"}
 AS_ENCODER |= {"modernbert", "eurobert", "distilbert", "bert", "roberta", "xlm-roberta", "camembert"}
 BY_CLASS = {"mistral4": "Mistral4ForCausalLM"}
 """Decoders that transformers' Auto classes do not know, since they come with a tower in front."""
@@ -577,6 +578,16 @@ def test_an_embedding_of_another_width_is_summed_and_normed_in_it() -> None:
     same = from_hf(config | {"embedding_size": config["hidden_size"]}, seq_len=16).layers[0].kernels
     assert norm.nbytes * config["hidden_size"] == next(k.nbytes for k in same if k.name == "norm") * 24
     assert not [k for k in same if k.name == "project_in"]
+
+
+def test_an_encoder_may_have_no_segments() -> None:
+    config = random_config("gte", random.Random(6)) | {"type_vocab_size": 0}
+    assert as_rows(from_hf(config)) == as_transformers(config)
+
+
+def test_a_head_of_fewer_words_is_refused() -> None:
+    with pytest.raises(ModelError, match="'output_vocab_size' = 40 changes a model's tensors"):
+        from_hf(random_config("apertus1p5_text", random.Random(6)) | {"output_vocab_size": 40})
 
 
 def test_an_encoder_with_norms_in_front_ends_in_one() -> None:

@@ -208,6 +208,7 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
         "up": gpt2_part(s, h, s.d_ff, "column", bias=s.mlp_bias, there=dense),
         "gate_up": linear_part(h, 2 * s.d_ff, "column", bias=s.mlp_bias, there=dense),
         "down": gpt2_part(s, s.d_ff, h, "row", bias=s.mlp_bias, there=dense),
+        "down_biased": linear_part(s.d_ff, h, "row", bias=True, there=dense),
         "scalar": tensor_part(1, there=dense),
     }
 

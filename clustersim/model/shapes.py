@@ -75,7 +75,7 @@ PURPOSE = {
 """What a dimension is, for messages."""
 
 _NONE: tuple[str, ...] = ("experts.shared", "experts.shared_of", "experts.dense_first", "experts.groups")
-_NONE += ("experts.group_limit", "experts.zero", "latent.rope")
+_NONE += ("experts.group_limit", "experts.zero", "latent.rope", "token_types")
 """Dimensions that may be zero."""
 _EMPTY = dict.fromkeys(
     ("window", "latent.q_rank", "embed_dim", "experts.groups", "experts.group_limit", "experts.latent"), 0
