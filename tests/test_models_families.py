@@ -44,11 +44,13 @@ NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 """Types whose class fails without ``head_dim``, which it has not by default."""
 OWN_HEADS = {"gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "minimax_m3_vl_text"}
 """Types whose heads are drawn to go together."""
-KEPT = {"mamba2", "nemotron", "internlm3", "dbrx", *OWN_HEADS}
+KEPT = {"esm", "mamba2", "nemotron", "internlm3", "dbrx", *OWN_HEADS}
 """Types none of whose fields is left out: the class fails without one, or has others by default."""
 AS_ENCODER = {"electra", "ernie", "data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert"}
 AS_ENCODER |= {"nomic_bert", "gte", "jina_embeddings_v3"}
 AS_ENCODER |= {"modernbert", "eurobert", "distilbert", "bert", "roberta", "xlm-roberta", "camembert"}
+MASKED = {"esm"}
+"""Encoders that are trained to fill in words, and compared so."""
 BY_CLASS = {"mistral4": "Mistral4ForCausalLM"}
 """Decoders that transformers' Auto classes do not know, since they come with a tower in front."""
 
@@ -260,6 +262,9 @@ def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
         words = ["linear_attention", "moe", "full_attention", "mlp"]
         config["layers_block_type"] = words + rng.choices(words, k=rng.randint(0, 4))
         config["moe_latent_size"] = rng.choice([None, 24])
+    if kind == "esm":
+        config |= {"position_embedding_type": rng.choice(["absolute", "rotary"]), "mask_token_id": 3}
+        config |= {"tie_word_embeddings": True}
     if kind == "electra":
         config["embedding_size"] = rng.choice([width, 24])
     if kind in {"dinov2_with_registers", "dinov3_vit"}:
@@ -423,6 +428,8 @@ def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
     kind = config["model_type"]
     made = CONFIG_MAPPING[kind](**{name: value for name, value in config.items() if name != "model_type"})
     auto = transformers.AutoModel if kind in AS_ENCODER | IMAGES else transformers.AutoModelForCausalLM
+    if kind in MASKED:
+        auto = transformers.AutoModelForMaskedLM
     if kind == "deit":
         made.architectures = ["DeiTForImageClassification"]
     if kind in CLASSES:
@@ -489,6 +496,8 @@ def counted_flops(config: dict[str, Any], tokens: int) -> int:
     kind = config["model_type"]
     made = CONFIG_MAPPING[kind](**{name: value for name, value in config.items() if name != "model_type"})
     auto = transformers.AutoModel if kind in AS_ENCODER else transformers.AutoModelForCausalLM
+    if kind in MASKED:
+        auto = transformers.AutoModelForMaskedLM
     build = by_class if kind in BY_CLASS else auto.from_config
     whole = build(made, attn_implementation="eager", experts_implementation="eager")
     with FlopCounterMode(display=False) as counter:

@@ -34,6 +34,20 @@ def _no_tasks(c: Config, values: Values) -> None:
         raise ModelError(f"{c.where}: 'use_task_id' = true is not described; only false is")
 
 
+def _esm(c: Config, values: Values) -> None:
+    """ESM's positions are rotation or a table, of which two rows are no position."""
+    kind = c.text("position_embedding_type", "absolute")
+    if kind not in {"absolute", "rotary"}:
+        raise ModelError(f"{c.where}: 'position_embedding_type' = {kind!r} must be 'absolute' or 'rotary'")
+    for field in ("emb_layer_norm_before", "is_folding_model"):
+        if c.flag(field, False, quiet=True):
+            raise ModelError(f"{c.where}: '{field}' = true is not described; only false is")
+    if kind == "rotary":
+        values["positions"] = "rotary"
+    else:
+        _padded_positions(c, values)
+
+
 def _python_gelu(c: Config, values: Values) -> None:
     """What the first GPT calls gelu is the formula."""
     if values.get("activation") == "gelu":
@@ -309,6 +323,7 @@ RULES: dict[str, Rule] = {
     "padded_positions": _padded_positions,
     "narrow_embedding": _narrow_embedding,
     "no_tasks": _no_tasks,
+    "esm": _esm,
     "python_gelu": _python_gelu,
     "opt": _opt,
     "mpt": _mpt,
