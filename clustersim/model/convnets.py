@@ -41,12 +41,14 @@ Build = Callable[[Trunk], None]
 """Lays a network's layers on the image."""
 
 
-def _residual(net: Residual) -> Build:
+def residual_network(net: Residual, classes: int = CLASSES) -> Build:
+    """A residual network with its classifier."""
+
     def build(trunk: Trunk) -> None:
         """Four stages of blocks, the average, and the classifier."""
         _stages(trunk, net, (1, 2, 2, 2))
         trunk.average("avgpool")
-        trunk.layers.append(dense(trunk.x.channels, CLASSES, "fc"))
+        trunk.layers.append(dense(trunk.x.channels, classes, "fc"))
 
     return build
 
@@ -150,21 +152,21 @@ def _multibox(boxes: int) -> Layer:
 
 _RESNET50, _RESNET101, _RESNET152 = (Residual(d) for d in ((3, 4, 6, 3), (3, 4, 23, 3), (3, 8, 36, 3)))
 CONVNETS: dict[str, Build] = {
-    "resnet18": _residual(Residual((2, 2, 2, 2), bottleneck=False)),
-    "resnet34": _residual(Residual((3, 4, 6, 3), bottleneck=False)),
-    "resnet50": _residual(_RESNET50),
-    "resnet101": _residual(_RESNET101),
-    "resnet152": _residual(_RESNET152),
-    "resnet50_v1": _residual(replace(_RESNET50, early_stride=True)),
-    "resnet101_v1": _residual(replace(_RESNET101, early_stride=True)),
-    "resnet152_v1": _residual(replace(_RESNET152, early_stride=True)),
-    "resnext50_32x4d": _residual(replace(_RESNET50, groups=32, group_width=4)),
-    "resnext101_32x4d": _residual(replace(_RESNET101, groups=32, group_width=4)),
-    "resnext101_32x8d": _residual(replace(_RESNET101, groups=32, group_width=8)),
-    "resnext101_64x4d": _residual(replace(_RESNET101, groups=64, group_width=4)),
-    "se_resnext101_32x4d": _residual(replace(_RESNET101, groups=32, group_width=4, squeeze=16)),
-    "wide_resnet50_2": _residual(replace(_RESNET50, group_width=128)),
-    "wide_resnet101_2": _residual(replace(_RESNET101, group_width=128)),
+    "resnet18": residual_network(Residual((2, 2, 2, 2), bottleneck=False)),
+    "resnet34": residual_network(Residual((3, 4, 6, 3), bottleneck=False)),
+    "resnet50": residual_network(_RESNET50),
+    "resnet101": residual_network(_RESNET101),
+    "resnet152": residual_network(_RESNET152),
+    "resnet50_v1": residual_network(replace(_RESNET50, early_stride=True)),
+    "resnet101_v1": residual_network(replace(_RESNET101, early_stride=True)),
+    "resnet152_v1": residual_network(replace(_RESNET152, early_stride=True)),
+    "resnext50_32x4d": residual_network(replace(_RESNET50, groups=32, group_width=4)),
+    "resnext101_32x4d": residual_network(replace(_RESNET101, groups=32, group_width=4)),
+    "resnext101_32x8d": residual_network(replace(_RESNET101, groups=32, group_width=8)),
+    "resnext101_64x4d": residual_network(replace(_RESNET101, groups=64, group_width=4)),
+    "se_resnext101_32x4d": residual_network(replace(_RESNET101, groups=32, group_width=4, squeeze=16)),
+    "wide_resnet50_2": residual_network(replace(_RESNET50, group_width=128)),
+    "wide_resnet101_2": residual_network(replace(_RESNET101, group_width=128)),
     "vgg11": _vgg(1, 1, 2, 2, 2),
     "vgg13": _vgg(2, 2, 2, 2, 2),
     "vgg16": _vgg(2, 2, 3, 3, 3),

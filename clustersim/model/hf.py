@@ -25,6 +25,7 @@ from clustersim.model.encoder_decoders import STYLES, encoder_decoder
 from clustersim.model.families import Family, by_type, families
 from clustersim.model.names import described, same_family
 from clustersim.model.options import with_options
+from clustersim.model.resnet_configs import RESNETS, resnet_config
 from clustersim.model.shapes import LONGEST, shape_of
 from clustersim.model.speech import SPEECH, speech_encoder
 from clustersim.model.towers import counted_images, image_note, resized, sized, with_tower
@@ -84,12 +85,14 @@ def from_hf(
 UNSHAPED: dict[str, Callable[[str, Table, Table], tuple[Model, Config]]] = {
     **dict.fromkeys(STYLES, encoder_decoder),
     **dict.fromkeys(SPEECH, speech_encoder),
+    **dict.fromkeys(RESNETS, resnet_config),
 }
 """What reads a config of each ``model_type`` that is no stack of equal blocks alone."""
 
 
 def has_no_shape(config: Table | str | Path) -> bool:
-    """Whether a config is of an encoder and a decoder, which have no shape in common, or of blocks behind others."""
+    """Whether a config is of an encoder and a decoder, which have no shape in common, of blocks behind
+    convolutions, or of convolutions alone."""
     data = config if isinstance(config, dict) else config_file(Path(config))[1]
     kind = data.get("model_type")
     return isinstance(kind, str) and kind in UNSHAPED
