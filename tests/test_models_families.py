@@ -47,7 +47,7 @@ OWN_HEADS = {"gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "minimax_m3_
 KEPT = {"esm", "mamba2", "nemotron", "internlm3", "dbrx", *OWN_HEADS}
 """Types none of whose fields is left out: the class fails without one, or has others by default."""
 AS_ENCODER = {"electra", "ernie", "data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert"}
-AS_ENCODER |= {"nomic_bert", "gte", "jina_embeddings_v3"}
+AS_ENCODER |= {"mpnet", "nomic_bert", "gte", "jina_embeddings_v3"}
 AS_ENCODER |= {"modernbert", "eurobert", "distilbert", "bert", "roberta", "xlm-roberta", "camembert"}
 MASKED = {"esm"}
 """Encoders that are trained to fill in words, and compared so."""
@@ -587,6 +587,10 @@ def test_an_embedding_of_another_width_is_summed_and_normed_in_it() -> None:
     same = from_hf(config | {"embedding_size": config["hidden_size"]}, seq_len=16).layers[0].kernels
     assert norm.nbytes * config["hidden_size"] == next(k.nbytes for k in same if k.name == "norm") * 24
     assert not [k for k in same if k.name == "project_in"]
+
+
+def test_relative_positions_are_added_to_scores_of_every_block() -> None:
+    assert all(names.count("position_bias") == 1 for names in block_kernels("mpnet"))
 
 
 def test_an_encoder_may_have_no_segments() -> None:

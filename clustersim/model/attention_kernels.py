@@ -147,6 +147,9 @@ def attention(s: TransformerShape) -> K.Kernels:
         # the copies.
         copied = float(s.keys) * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim) / 2
         kernels.append(K.memory("repeat_kv", copied, K.Passes(2, 2, 2, 2), cut="heads"))
+    if s.buckets:
+        square = float(s.heads) * s.seq_len**2
+        kernels.append(K.memory("position_bias", square, K.Passes(3, 1, 1, 1), cut="heads"))
     back = _partly_rotated(s, s.heads * s.value_dim, "rotary_back") if s.rotated else []
     return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)), *back)
 

@@ -113,6 +113,7 @@ class TransformerShape:
     compressor, low_output : sizes of compressed keys, and of a projection out by way of a narrower one. rotated :
         elements of a head that are rotated, and in its output back, as values are rotated with the keys that they are;
         0 for heads of which all elements count as rotated.
+    buckets : rows of a table of relative positions, which all blocks add to their scores (MPNet); 0 for none.
     head_bias : the output projection has a bias. pooling : a tower ends in attention of one learned query.
     tower : what reads images in front of the decoder; images : of a sample.
     attention : ``"flash"`` (one fused kernel) or ``"eager"`` (scores in memory).
@@ -200,6 +201,7 @@ class TransformerShape:
     compressor: Compressor | None = None
     low_output: LowRankOutput | None = None
     rotated: int = 0
+    buckets: int = 0
     head_bias: bool = False
     pooling: bool = False
     tower: Tower | None = None

@@ -139,6 +139,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "words_again": tensor_part(s.vocab * h, "vocab", tied_to=embedding_name, width=h),
         "logits_again": tensor_part(s.vocab * h, "vocab", tied_to="lm_head.weight", width=h),
         "join": linear_part(2 * h, h),
+        "relative_table": tensor_part(s.buckets * s.heads, there=s.buckets > 0, width=s.heads),
         "contacts": linear_part(s.layers * s.heads, 1, bias=True),
     }
 

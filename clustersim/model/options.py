@@ -19,7 +19,7 @@ from clustersim.model.transformer_model import build
 _SETTLED: tuple[str, ...] = ("latent", "patches", "delta", "space", "indexer", "tower", "mixers", "mlps", "widths")
 _SETTLED += ("heads_of", "value_size", "kv_from", "inputs", "output_gate", "q_rank")
 _SETTLED += ("compressor", "low_output", "rotated", "sinkhorn", "streams_rank", "ngrams", "norm_gate")
-_SETTLED += ("norm_places", "post_norm", "wide_norms", "wide_rotation", "rotates")
+_SETTLED += ("norm_places", "post_norm", "wide_norms", "wide_rotation", "rotates", "buckets")
 """What the config or the family's row settles: parts whose sizes follow from each other, kinds of blocks."""
 _FIELDS = ("attention", "implementation", "seq_len", "name")
 """Fields of ``[model]`` itself, which every transformer has."""
