@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import zlib
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 from hf_fields import without_torchvision
 
-from clustersim.core.errors import ModelError
+import clustersim
+from clustersim.core.errors import ClusterSimError, ModelError
 from clustersim.core.model import Model
 from clustersim.model import from_hf
 from clustersim.model.encoder_decoders import STYLES
@@ -148,3 +151,34 @@ def test_a_source_may_be_longer_than_its_target() -> None:
 def test_what_is_not_described_is_refused(kind: str, change: Any, options: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         from_hf(random_config(kind, random.Random(3)) | change, **options)
+
+
+SCENARIO = """
+[cluster]
+topology = "hgx-h100"
+nodes = 1
+
+[model]
+hf_config = "config.json"
+seq_len = 32
+dtype = "bf16"
+
+[strategy]
+kind = "{kind}"
+micro_batch_size = 2
+
+[run]
+steps = 2
+optimizer = "adamw"
+"""
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_scenario_trains_one_and_refuses_to_split_it(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(random_config("t5", random.Random(3))))
+    file = tmp_path / "mine.toml"
+    file.write_text(SCENARIO.format(kind=kind))
+    assert clustersim.load(file).run().summary["step_time_s"] > 0
+    for field in ("tp", "pp"):
+        with pytest.raises(ClusterSimError, match=f"{field} = 2: .* is more than a stack of equal blocks"):
+            clustersim.load(file, {f"parallel.{field}": 2}).run()

@@ -65,8 +65,9 @@ def partition(
     ranges = split(model, parallel, parallel.pp if placement == "both" else parallel.pp * chunks)
     _check(model, parallel, ranges)
     if model.splits is not None and recompute.granularity == "selective":
+        why = "is more than a stack of equal blocks" if model.family in _MORE_THAN_BLOCKS else "was traced"
         raise ScenarioError(
-            f"recompute of {', '.join(recompute.modules)}: the modules of {model.name} have other names; "
+            f"recompute of {', '.join(recompute.modules)}: {model.name} {why}, and its modules have other names; "
             'use recompute_granularity = "full", or activation_checkpointing (at $.parallel.recompute_granularity)'
         )
     reach = reach_of(parallel, nproc_per_node, nproc_per_domain)
@@ -133,9 +134,13 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
         )
 
 
+_MORE_THAN_BLOCKS = frozenset({"seq2seq", "speech"})
+"""Families of models that are described without how they are divided."""
+
+
 def _unsplit(model: Model, field: str) -> str:
     """Why a model that was traced, or is more than a stack of blocks, is not split."""
-    if model.family in {"seq2seq", "speech"}:
+    if model.family in _MORE_THAN_BLOCKS:
         return f"{model.name} is more than a stack of equal blocks, and how it is divided is not described"
     if field == "pp":
         return f"a layer of {model.name} takes more than the one before it gives, so no pipeline can be cut there"
