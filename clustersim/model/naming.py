@@ -14,6 +14,7 @@ from clustersim.model.base import Latent, Patches, TransformerShape
 from clustersim.model.compressed import compressor_part, output_parts
 from clustersim.model.expert_naming import expert_parts
 from clustersim.model.families import families
+from clustersim.model.lightning_naming import lightning_parts
 from clustersim.model.ngrams import ngram_tensors
 from clustersim.model.sizes import Indexer
 from clustersim.model.tensor_parts import Part, Tensors, affine, gpt2_part, linear, linear_part, tensor_part
@@ -94,7 +95,7 @@ def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
 @lru_cache(maxsize=64)
 def _parts(s: TransformerShape) -> dict[str, Part]:
     parts = _outside(s) | _of_block(s) | _of_attention(s) | expert_parts(s, s.experts)
-    return parts | _of_delta(s) | _of_space(s) | _of_lightning(s)
+    return parts | _of_delta(s) | _of_space(s) | lightning_parts(s)
 
 
 def _outside(s: TransformerShape) -> dict[str, Part]:
@@ -399,13 +400,3 @@ def _of_space(s: TransformerShape) -> dict[str, Part]:
             "gap_out": linear_part(h, h, "row", bias=p.bias),
         }
     return parts
-
-
-def _of_lightning(s: TransformerShape) -> dict[str, Part]:
-    there = "lightning" in s.mixing
-    return {
-        "lightning_norm": tensor_part(s.width, "column", there=there),
-        "lightning_qkv": linear_part(s.d_model, 3 * s.width, "column", there=there),
-        "lightning_out": linear_part(s.width, s.d_model, "row", there=there),
-        "lightning_gate": linear_part(s.d_model, s.width, "column", there=there),
-    }
