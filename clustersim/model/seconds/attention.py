@@ -8,8 +8,8 @@ at 4,096 tokens, and a tenth at 16,384. FlashAttention 4 takes cuDNN's time, whi
 (pull request 2605 of Dao-AILab/flash-attention, heads of 64 on a GB300; of 1,024 tokens a quarter longer).
 
 FlashAttention 1 and 2, Triton's and the memory-efficient kernel have each warp issue its own products, and gain nothing
-from later tensor cores, nor do they meet a power limit there: FlashAttention-2's charts, forward and backward, are met
-to 8 % on H100 and to 13 % on A100 (0 and 9 % in the median with heads of 64).
+from later tensor cores, nor do they meet a power limit of 700 W: FlashAttention-2's charts, forward and backward, are
+met to 8 % on H100 and to 13 % on A100 (0 and 9 % in the median with heads of 64).
 
 A window, or a document of a packed sample, is to the kernel a shorter sequence. Values are as wide as keys: with heads
 of 192 and values of 128 the exponentials are a sixth too few.
@@ -38,6 +38,10 @@ from clustersim.model.seconds.kernel_law.sheet import Sheet, legacy
 
 WARP_ISSUED = frozenset({"fa1", "triton", "fa2", "efficient"})
 """Kernels whose warps issue their own products."""
+HELD = 0.9
+"""Of what the power limit makes of products, what it makes of kernels that do not fill tensor cores: nothing on an H100
+of 700 W, whose products take 1.11 times a burst's and whose charts of FlashAttention-2 are met without; but boards of
+350 to 500 W, whose products take 1.3 to 1.6 times a burst's, hold them as well."""
 FIRST = frozenset({"fa1", "triton"})
 """Of those, the first generation, whose rate with heads of 64 is that with heads of :data:`WIDE` (MPT-125M and -350M
 beside larger MPT)."""
@@ -96,13 +100,14 @@ def _by_law(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> 
 
 def attention_level(where: Setting) -> float:
     """How much longer fused attention takes in a step than in a burst: what the power limit makes of large products
-    (:func:`~clustersim.model.seconds.gemm.sustained_level`), but nothing where a kernel's own instructions hold its
-    products below the tensor cores' rate."""
+    (:func:`~clustersim.model.seconds.gemm.sustained_level`), and less of it where a kernel's own instructions hold its
+    products below the tensor cores' rate (:data:`HELD`)."""
+    level = sustained_level(where)
     if where.attention_kernel in WARP_ISSUED:
-        held = _sheet(where.device, "attention", issued=True).peak
-        if held < where.device.peak[half_of(where.device)]:
-            return 1.0
-    return sustained_level(where)
+        rate = _sheet(where.device, "attention", issued=True).peak
+        if rate < where.device.peak[half_of(where.device)]:
+            return max(1.0, HELD * level)
+    return level
 
 
 def _share(where: Setting) -> float:
