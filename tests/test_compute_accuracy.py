@@ -224,7 +224,8 @@ def test_llm_foundry_steps_on_one_node_are_met_by_compute_alone() -> None:
         measured = int(row["global_batch"]) * seq / (8 * float(row["value"]))
         errors.append(seconds / measured - 1)
     assert len(errors) > 60
-    assert report("llm-foundry on 8 GPUs, compute alone", errors) < 0.052
+    # 0.052 until attention's law had 195 published rows of its own, and Triton's on A100 at 32,768 tokens 3 % more.
+    assert report("llm-foundry on 8 GPUs, compute alone", errors) < 0.054
 
 
 # ---------------------------------------------------------------------------------------------------------- convnets

@@ -226,10 +226,10 @@ def _layer_of_products(recipe: str) -> float:
 
 def test_products_with_mxfp8s_scales_are_slower_than_tensorwise_ones_as_transformer_engine_timed_them() -> None:
     ours = {recipe: _layer_of_products(recipe) for recipe in TIMED_LAYER}
-    for recipe, other in (("mxfp8", "tensorwise"), ("mxfp8", "bf16")):
-        assert ours[recipe] / ours[other] == pytest.approx(TIMED_LAYER[recipe] / TIMED_LAYER[other], rel=0.025)
-    for recipe, milliseconds in TIMED_LAYER.items():
-        assert ours[recipe] == pytest.approx(milliseconds, rel=0.12)
+    for recipe, other, within in (("mxfp8", "tensorwise", 0.025), ("mxfp8", "bf16", 0.035)):
+        assert ours[recipe] / ours[other] == pytest.approx(TIMED_LAYER[recipe] / TIMED_LAYER[other], rel=within)
+    for recipe, milliseconds in TIMED_LAYER.items():  # 7 to 9 % too fast before Blackwell's power limit was played
+        assert ours[recipe] == pytest.approx(milliseconds, rel=0.06)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8"])

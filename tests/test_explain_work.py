@@ -13,7 +13,8 @@ from clustersim.explain import columns, hotspots
 from clustersim.explain.breakdown import steady_pieces
 from clustersim.explain.columns import OpColumns, RankSubset
 from clustersim.explain.critical_path import critical_path
-from clustersim.explain.late_start import _BusyTime, late_starts
+from clustersim.explain.intervals import BusyTime
+from clustersim.explain.late_start import late_starts
 from clustersim.explain.pace import skews
 
 
@@ -175,15 +176,15 @@ def test_time_in_which_something_is_sent_is_asked_of_what_is_near(monkeypatch):
     draw = np.random.default_rng(0)
     start = draw.random(300)
     end = start + draw.random(300) / 50
-    busy = _BusyTime(start, end)
+    busy = BusyTime(start, end)
     for begin, stop in np.sort(draw.random((50, 2)), axis=1).tolist():
         moments = np.unique(np.clip([*start, *end, begin, stop], begin, stop))
         middles = (moments[1:] + moments[:-1]) / 2
         open_then = ((start[:, None] < middles) & (middles < end[:, None])).any(axis=0)
         assert busy.within(begin, stop) == pytest.approx(np.diff(moments)[open_then].sum(), rel=1e-12)
     looked = []
-    plain = _BusyTime._near
-    monkeypatch.setattr(_BusyTime, "_near", lambda *window: looked.append(plain(*window)) or looked[-1])
+    plain = BusyTime._near
+    monkeypatch.setattr(BusyTime, "_near", lambda *window: looked.append(plain(*window)) or looked[-1])
     run = clustersim.load("ddp_gpt2_xl_2x8_a100", {"run.steps": 8, "run.jitter": 0.02}).run().timeline
     starts = late_starts(run, steady_pieces(run))
     reduced = sum(op.kind == "all_reduce" for op in run.ops)

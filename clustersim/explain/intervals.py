@@ -24,7 +24,11 @@ class BusyTime:
 
     def within(self, begin: float, stop: float) -> float:
         """Seconds of [begin, stop] in which one is open."""
-        near = slice(int(np.searchsorted(self._end, begin, side="right")), int(np.searchsorted(self._start, stop)))
+        near = self._near(begin, stop)
         inside = np.minimum(self._end[near], stop) - np.maximum(self._start[near], begin)
         seconds: float = sum(inside.tolist(), 0.0)
         return seconds
+
+    def _near(self, begin: float, stop: float) -> slice:
+        """Which of the joined intervals reach into [begin, stop]: no others are looked at."""
+        return slice(int(np.searchsorted(self._end, begin, side="right")), int(np.searchsorted(self._start, stop)))
