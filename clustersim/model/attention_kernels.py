@@ -168,23 +168,31 @@ def _partly_rotated(s: TransformerShape, width: int, name: str) -> list[Kernel]:
 def _flash(s: TransformerShape) -> K.Kernels:
     flops = 2.0 * s.attended_pairs * s.heads * (s.head_dim + s.value_dim)
     qkvo = float(s.seq_len * s.heads + s.keys * s.kv_heads) * (s.head_dim + s.value_dim)
-    return (
-        Kernel(
-            "attention",
-            "attention",
-            flops=flops,
-            backward_flops=2.5 * flops,
-            nbytes=qkvo,
-            backward_nbytes=2 * qkvo,
-            heads=s.heads,
-            head_dim=s.head_dim,
-            seq=s.seq_len,
-            causal=s.causal,
-            launches=1,
-            backward_launches=3,
-            cut="heads",
-            saved=float(s.seq_len) * (s.width + s.key_elements + s.value_elements),
-        ),
+    saved = float(s.seq_len) * (s.width + s.key_elements + s.value_elements)
+    return (fused_attention(s, flops, qkvo, saved, s.seq_len, causal=s.causal),)
+
+
+def fused_attention(s: TransformerShape, flops: float, moved: float, saved: float, seq: int, *, causal: bool) -> Kernel:
+    """Attention in one kernel, whose backward has five products for forward's two.
+
+    flops : of both products. moved : elements of queries, keys, values and the output. saved : elements that backward
+    reads. seq : tokens of the square of scores.
+    """
+    return Kernel(
+        "attention",
+        "attention",
+        flops=flops,
+        backward_flops=2.5 * flops,
+        nbytes=moved,
+        backward_nbytes=2 * moved,
+        heads=s.heads,
+        head_dim=s.head_dim,
+        seq=seq,
+        causal=causal,
+        launches=1,
+        backward_launches=3,
+        cut="heads",
+        saved=saved,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
+from clustersim.model.attention_kernels import fused_attention
 from clustersim.model.base import TransformerShape
 from clustersim.model.tensor_parts import Tensors, affine
 from clustersim.model.transformer_model import block_kernels
@@ -189,24 +190,8 @@ def _fused(s: TransformerShape, u: int) -> tuple[Kernel, ...]:
     """Of ``u`` keys in one kernel, whose ``seq`` is the mean length of a square of as much work."""
     flops = 4.0 * s.seq_len * u * s.width
     qkvo = 2.0 * (s.seq_len + u) * s.width
-    return (
-        Kernel(
-            "attention",
-            "attention",
-            flops=flops,
-            backward_flops=2.5 * flops,
-            nbytes=qkvo,
-            backward_nbytes=2 * qkvo,
-            heads=s.heads,
-            head_dim=s.head_dim,
-            seq=max(1, round((s.seq_len * u) ** 0.5)),
-            causal=False,
-            launches=1,
-            backward_launches=3,
-            cut="heads",
-            saved=float((s.seq_len + 2 * u) * s.width),
-        ),
-    )
+    saved = float((s.seq_len + 2 * u) * s.width)
+    return (fused_attention(s, flops, qkvo, saved, max(1, round((s.seq_len * u) ** 0.5)), causal=False),)
 
 
 def _head(size: Seq2SeqSize, encoder: TransformerShape, decoder: TransformerShape, shared: str) -> Layer:
