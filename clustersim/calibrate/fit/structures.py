@@ -164,12 +164,9 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     alike_texts = tuple(other.structure.words for other in alike)
     # A rate that is fitted is bound to leave less than a part that is gone, whose wires explain large messages as well.
     # One that makes a class of sizes worse is no other explanation, unless it leaves half of the error all the same.
-    halved = [single for single in singles if single.error <= GAIN * _mean(before)]
-    wired = [
-        single
-        for single in dict.fromkeys((*fitting, *halved))
-        if single.wires and single is not best and single not in alike
-    ]
+    halved = [single for single in singles if single.worse and single.error <= GAIN * _mean(before)]
+    others = [other for other in (*fitting, *halved) if other is not best and other not in alike]
+    wired = [other for other in others if other.wires]
     alike_texts += tuple(f"{single.structure.words}, which leaves an error of {single.error:.0%}" for single in wired)
     return Explained(best.structure, _mean(before), best.error, alike_texts, best.times, not best.structure.pinned)
 
