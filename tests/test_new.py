@@ -174,6 +174,15 @@ def test_a_recipe_plays_the_kernels_that_its_launch_files_are_read_with(
     assert kernels[0] == kernels[1]
 
 
+@pytest.mark.parametrize(("nodes", "stages"), [(12, {1, 2, 4, 8}), (10, {1, 2, 4, 5, 8, 10}), (16, {1, 2, 4, 8, 16})])
+def test_a_new_plan_tries_the_pipelines_that_divide_its_nodes(clustersim, tmp_path, nodes, stages):
+    """80 layers: ten nodes have 5 and 10 stages beside powers of two; no split that does not divide the GPUs."""
+    file = tmp_path / "plan.toml"
+    clustersim("new", "plan", file, "--gpu", "H100", "--nodes", nodes, "--model", "llama3-70b")
+    plan, _ = load(file)
+    assert set(plan.tried.parallel["pp"]) == stages
+
+
 def test_a_new_plan_tries_what_an_expert_would(clustersim, tmp_path):
     file = tmp_path / "p.toml"
     clustersim("new", "plan", file, "--gpu", "H100", "--gpu", "A100", "--nodes", "16", "--model", "llama3-70b")

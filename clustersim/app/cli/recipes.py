@@ -7,7 +7,7 @@ that fits into memory is written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from string import Template
 from typing import TYPE_CHECKING
@@ -126,9 +126,7 @@ class RecipePlace:
         if self.shape is None:
             return self.degrees
         tensor = sorted({tp for tp, _ in self.degrees})
-        counted = [n for n in powers_of_two(min(self.nodes, MOST_STAGES)) if self.counts_ends(n)]
-        pairs = [*self.degrees, *itertools.product(tensor, counted)]
-        return sorted(pairs, key=lambda pair: (pair[0] * pair[1], -pair[0]))
+        return self._by_size([*self.degrees, *itertools.product(tensor, self._stages(self.counts_ends))])
 
     @property
     def degrees(self) -> list[tuple[int, int]]:
@@ -136,8 +134,18 @@ class RecipePlace:
         if self.shape is None:
             return [(1, 1)]
         tensor = [n for n in powers_of_two(self.per_node) if self.shape.heads % n == 0 and self.shape.kv_heads % n == 0]
-        stages = [n for n in powers_of_two(min(self.nodes, MOST_STAGES)) if self.shape.layers % n == 0]
-        return sorted(itertools.product(tensor, stages), key=lambda pair: (pair[0] * pair[1], -pair[0]))
+        layers = self.shape.layers
+        return self._by_size(itertools.product(tensor, self._stages(lambda stages: layers % stages == 0)))
+
+    def _stages(self, divides: Callable[[int], bool]) -> list[int]:
+        """Numbers of stages that divide the GPUs, at most one a node: twelve nodes have 3 and 6 beside 2, 4 and 8."""
+        most = min(self.nodes, MOST_STAGES)
+        return [stages for stages in range(1, most + 1) if self.replicas(stages) and divides(stages)]
+
+    def _by_size(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Pairs (tp, pp) that divide the GPUs, the least split first; of equal ones tensor parallelism."""
+        dividing = [(tp, pp) for tp, pp in pairs if self.replicas(tp * pp)]
+        return sorted(dividing, key=lambda pair: (pair[0] * pair[1], -pair[0]))
 
 
 def settings(recipe: str, place: RecipePlace) -> Iterator[Table]:

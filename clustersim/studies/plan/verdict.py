@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from clustersim.core.device import NARROW
-from clustersim.core.errors import few
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult, dtype_of
@@ -262,15 +261,17 @@ def too_close(searched: SearchResult) -> Iterator[str]:
     for (gpus, machine, _), option in best.items():
         places[gpus, machine].append(option)
     vague = {kind for option in best.values() if of_step(kind := option.kind).p50 > VAGUE}
-    for (gpus, _), at_place in sorted(places.items()):
+    several = len({machine for _, machine in places}) > 1
+    for (gpus, machine), at_place in sorted(places.items()):
         first = max(at_place, key=lambda option: option.rate)
         kind = first.kind
         rest = [option for option in at_place if option is not first and option.kind not in vague]
         near = [option for option in rest if alike(option.rate, first.rate, max(option.error, first.error))]
         if near and kind not in vague:
             most = max(first.rate / option.rate - 1 for option in near)
+            place = f"{gpus:,} GPUs ({machine})" if several else f"{gpus:,} GPUs"
             yield (
-                f"on {gpus:,} GPUs {_named(near)} {'is' if len(near) == 1 else 'are'} within {most:.1%} of "
+                f"on {place} {_named(near)} {'is' if len(near) == 1 else 'are'} within {most:.1%} of "
                 f"{first.candidate.form.family}, less than predictions are off: choose by something else, or measure"
             )
     for kind in sorted(vague):
@@ -324,7 +325,8 @@ def left_over(searched: SearchResult) -> str:
 
 
 def _named(options: list[PlanOption]) -> str:
+    """Options by their kinds, the fastest first. A kind has commas of its own: semicolons divide them."""
     names = [option.candidate.form.family for option in sorted(options, key=lambda option: -option.rate)]
-    if len(names) > MOST_NAMED:
-        return few(names, MOST_NAMED)
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    named, rest = names[:MOST_NAMED], len(names) - MOST_NAMED
+    last = f"{rest} more" if rest > 0 else named.pop()
+    return f"{'; '.join(named)}; and {last}" if named else last
