@@ -122,3 +122,19 @@ def test_machines_of_a_mesh_are_named_beside_each_other_and_nothing_ends_outside
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
     words = axes.xaxis.label.get_window_extent()
     assert 0 <= words.x0 < words.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("phone", [True, False])
+def test_titles_of_a_large_mesh_do_not_run_into_each_other(phone):
+    """Of sixteen machines each dimension has a panel: three beside each other are too many for a phone."""
+    ranks = list(range(128))
+    replicas = DimensionGroups("dp", 128, ["NVSwitch", "NIC (ib)"], ranks, [0] * 128)
+    experts = DimensionGroups("ep", 8, ["NVSwitch"], ranks[:8], [rank // 8 for rank in ranks])
+    with narrow() if phone else contextlib.nullcontext():
+        figure = mesh_on_machine(MeshMap(128, 8, [replicas, experts]))
+    figure.savefig(io.BytesIO(), format="png")
+    titles = [text for axes in figure.axes for text in (axes.title, axes._left_title) if text.get_text()]
+    boxes = [text.get_window_extent() for text in [*titles, figure._supxlabel]]
+    assert len(boxes) == 3
+    assert all(0 <= box.x0 < box.x1 <= figure.bbox.x1 for box in boxes)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))

@@ -129,16 +129,19 @@ def mesh_on_machine(mesh: MeshMap, title: str | None = None, *, ax: Axes | None 
     if mesh.world <= STRIP:
         return titled(_strips(mesh, ax), title, caption, ax)
     only_one(ax, f"a mesh of {mesh.world:,} ranks")
-    columns = 1 if nodes > EACH else min(len(dims), 3)
+    figure = new_figure(1.0)
+    columns = 1 if nodes > EACH or is_narrow(figure) else min(len(dims), 3)
     lines = -(-len(dims) // columns)
-    figure = new_figure(lines * (0.5 + (0.17 if nodes <= EACH else 0.06) * per_node) + (0.75 if title else 0.45))
+    figure.set_figheight(lines * (0.5 + (0.17 if nodes <= EACH else 0.06) * per_node) + (0.75 if title else 0.45))
     grid = figure.subplots(lines, columns, squeeze=False).ravel()
     for axes, dim in zip(grid, dims, strict=False):
         _panel(axes, dim, nodes, per_node)
     for axes in grid[len(dims) :]:
         axes.set_visible(False)
     shade_text = _one_shade(mesh) if nodes <= EACH else "coloured: rank 0's group"
-    figure.supxlabel(f"a column is a machine, a row one of its GPUs; {shade_text}", fontsize=8.5, color=QUIET)
+    words = f"a column is a machine, a row one of its GPUs; {shade_text}"
+    words = "\n".join(wrap(words, 60)) if is_narrow(figure) else words
+    figure.supxlabel(words, fontsize=8.5, color=QUIET)
     return titled(figure, title, caption)
 
 
