@@ -90,6 +90,7 @@ def test_a_file_of_automodel_is_fsdp2_of_16_bit_weights_that_reduces_once_a_step
         ("", f"{LLAMA}, attn_implementation: eager", "", "model.attention", "eager"),
         ("", f"{LLAMA}, backend: {{attn: te}}", "", "model.attention", "cudnn"),
         ("", "", "compile: {enabled: true}", "model.implementation", "fused"),
+        ("", f"{LLAMA}, force_hf: true", "", "model.implementation", "liger"),
         ("", "", "packed_sequence: {packed_sequence_size: 2048}", "model.seq_len", 2048),
         ("", "", "fp8: {enabled: true, recipe_name: rowwise}", "model.float8_recipe", "rowwise"),
         ("", "", "clip_grad_norm: {max_norm: 0.0}", "strategy.clip_grad_norm", False),
@@ -101,6 +102,29 @@ def test_a_word_of_automodels_file_changes_what_it_says(
 ) -> None:
     assert had(automodel()).get(field) != value
     assert had(automodel(distributed or "strategy: fsdp2", model or LLAMA, more))[field] == value
+
+
+@pytest.mark.parametrize(
+    ("distributed", "model", "more", "found"),
+    [
+        ("strategy: fsdp2", ", use_liger_kernel: false", "", None),
+        ("tp_size: 2", "", "", None),
+        ("strategy: fsdp2", "", "compile: {enabled: true}", "fused"),
+    ],
+)
+def test_automodels_modules_of_transformers_have_ligers_kernels_but_where(
+    distributed: str, model: str, more: str, found: str | None
+) -> None:
+    made = automodel(distributed, f"{LLAMA}, force_hf: true{model}", more)
+    assert had(made).get("model.implementation") == found
+    assert not made.unplayed
+
+
+def test_dropout_behind_automodels_adapters_keeps_none_of_their_inputs() -> None:
+    for position, dropped in (("", None), (", dropout_position: pre", 0.1)):
+        adapter = automodel(more=f"peft: {{dim: 8, dropout: 0.1{position}}}").scenario.file.model.adapter
+        assert adapter is not None
+        assert (adapter.dropout or None) == dropped
 
 
 def test_automodels_sections_of_0_2_are_those_of_today() -> None:

@@ -43,6 +43,8 @@ LATER = ("distributed.enable_", "distributed.defer_", "distributed.fsdp2_")
 LENGTHS = ("packed_sequence.packed_sequence_size", "dataset.seq_len", "dataset.seq_length")
 DEGREES = ("dp_size", "tp_size", "cp_size", "pp_size")
 NOTHING = ("none", "null", "None", None)
+SPLITTING = ("distributed.tp_size", "distributed.cp_size")
+COMPILING = ("compile.enabled", "distributed.enable_compile")
 USUAL_TARGETS = "*_proj"
 """Where adapters are if nobody says it, which are a block's linears (``ModuleMatcher``)."""
 
@@ -78,6 +80,7 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
         options["config", "automodel.rotation"] = attention
     if attention is not None and attention.value == "flex":
         notes.append(f"{attention.where}: {attention.as_written}: attention is by the kernel that PyTorch picks")
+    _kernels(options)
     _pipeline(options)
     _classes(options)
     _world(read, options)
@@ -130,6 +133,25 @@ def _refuse_others(options: dict[Key, OptionValue]) -> None:
             f"{target.where}: {target.name} {shown(target.value)}: a model that is built so is not read; one that "
             "predicts next tokens is, by its name on the hub (NeMoAutoModelForCausalLM.from_pretrained)"
         )
+
+
+def _kernels(options: dict[Key, OptionValue]) -> None:
+    """Liger's norms, rotation and activations: transformers' modules (``force_hf``) have them unless the file says
+    otherwise, and where nothing splits a layer (``kernel_patches.py`` ``_apply_preload_overrides``)."""
+    forced = options.get(("config", "model.force_hf"))
+    if forced is None or not flag(forced) or any(_count(options, name) > 1 for name in SPLITTING):
+        return
+    liger = options.pop(("config", "model.use_liger_kernel"), None)
+    compiled = any(flag(option) for name in COMPILING if (option := options.get(("config", name))) is not None)
+    if not compiled and (liger is None or flag(liger)):
+        told = liger or forced
+        options["config", "automodel.liger"] = OptionValue(told.name, True, told.where)
+
+
+def _count(options: dict[Key, OptionValue], name: str) -> int:
+    """A degree, 1 where it is not said."""
+    option = options.get(("config", name))
+    return 1 if option is None else _whole(option)
 
 
 def _pipeline(options: dict[Key, OptionValue]) -> None:
@@ -241,9 +263,15 @@ def _adapters(options: dict[Key, OptionValue]) -> list[str]:
     options["config", "r"] = rank
     options["config", "target_modules"] = OptionValue("target_modules", targets, asked.where)
     options["config", "torch_dtype"] = OptionValue(weights.name, base, weights.where)
-    if dropout is not None:
+    position = options.get(("config", "peft.dropout_position"))
+    notes = []
+    if dropout is not None and position is not None and position.value == "pre":
         options["config", "lora_dropout"] = dropout
+    elif dropout is not None and str(dropout.value) not in {"0", "0.0"}:
+        notes.append(f"{dropout.where}: {dropout.as_written} is of what adapters put out, which is not played")
     if quantized is not None and flag(quantized):
         options["config", "load_in_4bit"] = quantized
     is_usual = ALL_LINEAR in targets and "lm_head" not in targets
-    return [f"{asked.where}: {USUAL_TARGETS} is taken as every linear of a block"] if is_usual else []
+    if is_usual:
+        notes.append(f"{asked.where}: {USUAL_TARGETS} is taken as every linear of a block")
+    return notes
