@@ -195,6 +195,22 @@ def test_executed_flops_are_the_models_and_recomputation_adds_a_forward() -> Non
     assert none.backward.sum() < selective.backward.sum() < full.backward.sum()
 
 
+def test_recomputation_that_stops_early_leaves_out_the_last_product_unless_something_behind_it_is_kept() -> None:
+    up, down = (dataclasses.replace(linear(64, n, 384 - n), saved=64.0 * (384 - n)) for n in (256, 128))
+    dropout = K.memory("dropout", 64.0 * 128, K.DROPOUT, saved=K.MASK)
+    for kernels, repeated in (((up, down), up.flops), ((up, down, dropout), up.flops + down.flops)):
+        none, early, full = (
+            step_cost(one_layer(*kernels), A100, 2, how).backward_flops.sum()
+            for how in (
+                Execution(),
+                Execution(activation_checkpointing="full", early_stop=True),
+                Execution(activation_checkpointing="full"),
+            )
+        )
+        assert early - none == pytest.approx(2 * repeated)
+        assert full - none == pytest.approx(2 * (up.flops + down.flops))
+
+
 def test_layers_with_the_same_kernels_cost_the_same() -> None:
     model = transformer(6, 512, 8, 256, 1000)
     cost = step_cost(model, A100, 2)

@@ -123,6 +123,8 @@ class Scenario:
         for name in ("frozen", "adapter", "loss", "packing", "activation_offloading", "channels_last"):
             if not table["model"][name]:
                 del table["model"][name]
+        if table["model"]["early_stop"] is None:
+            del table["model"]["early_stop"]
         if not self.file.run.cuda_graph:
             del table["run"]["cuda_graph"]
         if not self.file.incident:

@@ -93,6 +93,7 @@ def _execution(row: Row, text: str, recipe: ShardedTraining, knobs: Table, dtype
         state_dtype=knobs.get("orig_dtype", "fp32"),
         attention_kernel=recipe.attention,
         activation_checkpointing="none" if policy == "alternate" else policy,
+        early_stop=recipe.early_stop,
         optimizer="sgd" if "sgd" in row["precision"].lower() else "adamw",
         optimizer_impl=recipe.optimizer_impl,
         implementation="compiled" if "torch.compile" in text and "no compile" not in text else "eager",

@@ -85,6 +85,7 @@ class ShardedTraining(msgspec.Struct, frozen=True):
     name : for people. words : pattern that names it in a row's ``source``, ``strategy`` and ``other``, in lower case.
     knobs : of ``[strategy]``. attention : kernel, None for PyTorch's choice. optimizer_impl : of Adam.
     alternate : its plain "selective" checkpointing repeats every second block, not every second product.
+    early_stop : recomputation ends with what backward needs: PyTorch 2.1 or later, and not reentrant.
     vocab : of the tokenizer, where a row's is not told; 0 for what the model's name says. memory : which figure its
         rows state, ``allocated`` or ``reserved``.
     """
@@ -95,6 +96,7 @@ class ShardedTraining(msgspec.Struct, frozen=True):
     attention: str | None = None
     optimizer_impl: str = "foreach"
     alternate: bool = False
+    early_stop: bool = False
     vocab: int = 0
     memory: str = "allocated"
 

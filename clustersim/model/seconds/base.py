@@ -239,6 +239,7 @@ class Execution:
         would. It prices fused attention kernels; a model built with eager attention has none.
     activation_checkpointing : ``none``; ``full``, where backward repeats each block's forward; ``selective``, where it
         repeats all but fused attention and every second matrix product (torchtitan's per-op policy).
+    early_stop : the repeated forward ends with the last tensor that backward needs.
     optimizer : sgd, sgd_momentum, adam, adamw, lamb, or None. optimizer_impl : fused, foreach or for-loop.
     implementation : ``eager``, or ``compiled`` where elementwise kernels are generated. channels_last : of tensors that
         convolutions read and write; compiled code has them so.
@@ -255,6 +256,7 @@ class Execution:
     param_dtype: str = "fp32"
     attention_kernel: str | None = None
     activation_checkpointing: str = "none"
+    early_stop: bool = False
     optimizer: str | None = "adamw"
     optimizer_impl: str = "foreach"
     implementation: str = "eager"

@@ -60,7 +60,7 @@ def step_cost(
 def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
     constants = where.constants
     volta = 0 < where.device.sm < 80
-    forward, backward = _passes(where, model, batch, how.activation_checkpointing, how.layer_time)
+    forward, backward = _passes(where, model, batch, how)
     element = DTYPE_BYTES[how.state_dtype or how.param_dtype]
     sizes = (model.trained, tensors_of(model))
     check(how.optimizer, how.optimizer_impl)
@@ -109,20 +109,14 @@ def _paged(model: Model, optimizer: str | None, element: int) -> tuple[str, ...]
     )
 
 
-def _passes(
-    where: Setting, model: Model, batch: int, checkpointing: str, seconds: float | None = None
-) -> tuple[list[Pass], list[Pass]]:
-    """Costs of forward and backward of every layer; layers with the same kernels are priced once.
-
-    ``seconds`` [s] : of the host for a block, where that was measured.
-    """
+def _passes(where: Setting, model: Model, batch: int, how: Execution) -> tuple[list[Pass], list[Pass]]:
+    """Costs of forward and backward of every layer; layers with the same kernels are priced once."""
     known: dict[tuple[object, ...], tuple[Pass, Pass]] = {}
     costs = []
     for layer in model.layers:
-        recompute = checkpointing if layer.kind == "block" else "none"
-        key = (layer.kind, layer.kernels, layer.parameters, layer.trained, layer.unpacked, recompute)
+        key = (layer.kind, layer.kernels, layer.parameters, layer.trained, layer.unpacked)
         if key not in known:
-            known[key] = _layer(where, layer, batch, recompute, seconds)
+            known[key] = _layer(where, layer, batch, how)
         costs.append(known[key])
     return [forward for forward, _ in costs], [backward for _, backward in costs]
 
@@ -134,21 +128,37 @@ def _launched(where: Setting, layer: Layer, seconds: float) -> Setting:
     return replace(where, device=replace(where.device, launch=launch))
 
 
-def _layer(where: Setting, layer: Layer, batch: int, recompute: str, seconds: float | None = None) -> tuple[Pass, Pass]:
+def _layer(where: Setting, layer: Layer, batch: int, how: Execution) -> tuple[Pass, Pass]:
     kernels = layer.kernels
     dense = in_recipe(where, layer.kind)
-    if layer.kind == "block" and seconds is not None:
-        where = _launched(where, layer, seconds)
+    if layer.kind == "block" and how.layer_time is not None:
+        where = _launched(where, layer, how.layer_time)
     cast = cast_time(where, layer.parameters) if layer.kind != "embedding" else 0.0
     uncast = cast_time(where, layer.trained) if layer.kind != "embedding" else 0.0
     unpacked = unpack_time(where, [t for t in layer.tensors if t.quantised])
-    again = {"none": (), "full": kernels, "selective": _selective(kernels)}[recompute]
+    again = _again(kernels, how) if layer.kind == "block" else ()
     ahead = price(where, ((kernels, "F"),), batch, dense=dense, more=cast + unpacked)
     if not layer.has_backward:
         return ahead, price(where, (), batch, dense=dense)
     # Backward writes quantised weights out again for the gradients of inputs, and once more where forward is repeated.
     more = uncast + unpacked * (2.0 if again else 1.0)
     return ahead, price(where, ((kernels, "B"), (again, "R")), batch, dense=dense, more=more)
+
+
+def _again(kernels: tuple[Kernel, ...], how: Execution) -> tuple[Kernel, ...]:
+    """What backward repeats of a block."""
+    if how.activation_checkpointing == "none":
+        return ()
+    if how.activation_checkpointing == "selective":
+        return _selective(kernels)
+    return _until_kept(kernels) if how.early_stop else kernels
+
+
+def _until_kept(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """What is ahead of the last tensor that backward needs (torch/utils/checkpoint.py ``_StopRecomputationError``): of
+    a product that is its input, so that it does not run itself; a norm's or a dropout's is there when it has run."""
+    last = max((i for i, kernel in enumerate(kernels) if kernel.saved), default=len(kernels))
+    return kernels[: last + (last < len(kernels) and kernels[last].kind != "gemm")]
 
 
 def _selective(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:

@@ -122,6 +122,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         by itself.
     activation_checkpointing : ``none``; ``full``: only block inputs are kept and backward recomputes the rest;
         ``selective``: all but attention and every second matrix product is recomputed.
+    early_stop : of ``full``, recomputation ends with the last tensor that backward needs, so that a block's last
+        product is not repeated (``torch.utils.checkpoint``'s, since PyTorch 2.1 and with ``use_reentrant=False``); with
+        FSDP, whose wrapper does so, and compiled code when absent.
     float8_recipe : of ``dtype = "fp8"``, one scale a tensor (torchao's ``tensorwise``, Transformer Engine's delayed and
         current scaling), a row (torchao's ``rowwise``; ``rowwise_with_gw_hp`` leaves weight gradients in bf16) or a
         block (Transformer Engine's ``blockwise`` and ``mxfp8``, and ``nvfp4``, whose products are in 4 bits).
@@ -149,6 +152,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     implementation: Literal["eager", "flash", "liger", "megatron", "fused"] | None = None
     channels_last: bool = False
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    early_stop: bool | None = None
     float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4"] = "tensorwise"
     frozen: tuple[str, ...] = ()
     adapter: Adapter | None = None

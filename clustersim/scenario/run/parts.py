@@ -255,6 +255,7 @@ def execution_of(scenario: Scenario) -> Execution:
         param_dtype=compute_dtype(scenario),
         attention_kernel=None if spec.attention == "flash" else spec.attention,
         activation_checkpointing=spec.activation_checkpointing,
+        early_stop=_stops_early(scenario),
         optimizer=_optimizer(scenario),
         optimizer_impl=run.optimizer_impl,
         implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
@@ -265,6 +266,18 @@ def execution_of(scenario: Scenario) -> Execution:
         graphed=WHOLE_STEP in run.cuda_graph,
         transformer_engine=scenario.file.parallel is not None and scenario.file.parallel.framework == MEGATRON,
     )
+
+
+def _stops_early(scenario: Scenario) -> bool:
+    """Whether recomputation ends with what backward needs: FSDP's checkpoint_wrapper is not reentrant, and a compiled
+    graph has nothing that nobody reads; frameworks that split models have checkpoints of their own."""
+    spec, parallel = scenario.file.model, scenario.file.parallel
+    if spec.early_stop is not None:
+        return spec.early_stop
+    framework = scenario.file.strategy.get("framework") if parallel is None else parallel.framework
+    if framework not in {None, "torchtitan"}:
+        return False
+    return scenario.strategy.name == "fsdp" or spec.implementation == "fused"
 
 
 def layer_time_of(scenario: Scenario) -> float | None:
