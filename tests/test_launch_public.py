@@ -54,6 +54,16 @@ def test_composers_other_switches_of_fsdp_are_fields():
     assert had["strategy.cpu_offload"] is True
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_that_is_reentrant_does_not_stop_early(reentrant):
+    word = str(reentrant).lower()
+    words = f"activation_checkpointing: true, activation_checkpointing_reentrant: {word}"
+    assert fields(f"{FOUNDRY}fsdp_config: {{{words}}}\n", "f.yaml")["model.early_stop"] is not reentrant
+    trainer = "per_device_train_batch_size: 1\nmodel_name_or_path: meta-llama/Llama-3.1-8B\nmax_seq_length: 2048\n"
+    trainer += f"gradient_checkpointing: true\ngradient_checkpointing_kwargs: {{use_reentrant: {word}}}\n"
+    assert fields(trainer, "t.yaml")["model.early_stop"] is not reentrant
+
+
 # ---- torchtune: builders that take sizes, and names of models ------------------------------------------------------
 
 TUNE = """
