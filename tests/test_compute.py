@@ -273,7 +273,8 @@ def test_a_grouped_convolution_reaches_less_of_the_rate_than_a_dense_one() -> No
 
 
 def test_a_convolution_is_fed_by_its_sms_or_waits_for_its_tensor_cores() -> None:
-    kernel = Kernel("conv", "conv", m=3136, n=128, k=1152, flops=1e12, backward_flops=2e12)
+    # Of so many images that no SM is without a tile.
+    kernel = Kernel("conv", "conv", m=3136 * 4096, n=128, k=1152, flops=1e12, backward_flops=2e12)
 
     def rate(name: str, dtype: str) -> float:
         part = device(name)
@@ -289,6 +290,49 @@ def test_a_convolution_is_fed_by_its_sms_or_waits_for_its_tensor_cores() -> None
     geforce = device("RTX-3090")
     kept = CONSTANTS.conv_half * CONSTANTS.sustained
     assert rate(geforce.name, "fp16") == pytest.approx(kept * geforce.matmul_rate("fp16"), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_few_images_leave_sms_of_a_convolution_without_work(dtype: str) -> None:
+    kernel = Kernel("conv", "conv", m=196, n=256, k=256, nbytes=100352.0, flops=2.6e7, backward_flops=5.2e7)
+    where = setting(V100, Execution(dtype=dtype, channels_last=True))
+    images = dataclasses.replace(where, images=True)
+
+    def of_one(batch: int, *, backward: bool = False) -> float:
+        return conv_parts(images, kernel, batch, backward=backward)[0] / batch
+
+    # A block makes 128 x 128 elements, 256 x 128 on tensor cores: one tile for each SM is filled to 2 ** -0.25.
+    one_each = V100.sms * (128 if dtype == "fp32" else 256) * 128 / (kernel.m * kernel.n)
+    filled = conv_parts(images, kernel, one_each, backward=False)[0] / one_each
+    assert filled == pytest.approx(2**0.25 * of_one(10**6), rel=1e-6)
+    assert of_one(1) > 5 * of_one(64) > 4.9 * of_one(10**6)
+    # The gradient of weights, half of backward, is split along the images.
+    assert of_one(1) < of_one(1, backward=True) < 2 * of_one(1)
+
+
+def test_winograd_gains_less_where_memory_has_little_for_each_product() -> None:
+    def gain(name: str, channels: int, pixels: int) -> float:
+        part = device(name)
+        dense = Kernel("conv", "conv", m=pixels, n=channels, k=9 * channels, nbytes=2.0 * pixels * channels)
+        dense = dataclasses.replace(dense, flops=2.0 * pixels * channels * 9 * channels)
+        plain = dense.flops / (part.matmul_rate("fp32") * CONSTANTS.conv_fp32)
+        images = dataclasses.replace(setting(part, Execution(dtype="fp32")), images=True)
+        return plain * 1024 / conv_parts(images, dense, 1024, backward=False)[0]
+
+    early, late = gain("V100-SXM2-16GB", 64, 224 * 224), gain("V100-SXM2-16GB", 512, 14 * 14)
+    assert 2.249 < early < late < 4.0
+    assert gain("GTX-1080", 128, 112 * 112) < gain("V100-SXM2-16GB", 128, 112 * 112)
+
+
+def test_norms_of_images_wait_for_memory_and_for_fp32_units() -> None:
+    def share(name: str, dtype: str = "fp16") -> float:
+        part = device(name)
+        images = dataclasses.replace(setting(part, Execution(dtype=dtype)), images=True)
+        return traffic_rate(images, images.element_bytes) / part.stream_rate()
+
+    # GA102 and later have twice the units of Volta's SM, and GDDR less to move.
+    assert share("A100-SXM4-80GB") < share("V100-SXM2-16GB") < share("RTX-3090") < share("RTX-4090") < 1.0
+    assert share("RTX-4090", "fp32") == share("V100-SXM2-16GB", "fp32") == CONSTANTS.memory_images
 
 
 def test_a_convolutions_window_is_read_off_its_implicit_gemm() -> None:

@@ -68,10 +68,12 @@ class ComputeConstants:
         and 4090 are missed by 7, 14, 21, 16 and 33 % without it and by 6, 12, 16, 13 and 23 % with it; A100 and H100
         gain nothing.
     memory_images : the same for convolutional networks, whose tensors are large and whose norms are cuDNN's.
-    conv_fp32, winograd, conv_half : share of the matmul rate convolutions reach, and the gain of fast algorithms on
-        3x3 and 5x5 windows in fp32. group_fp32, group_half : channels per group at which a grouped one reaches half of
-        that. Fitted on ResNet, ResNeXt, VGG and AlexNet steps of V100 and P100 (ptddp, DeepLearningExamples, Lambda,
-        TensorFlow benchmarks): within 10 % in PyTorch.
+        image_flops : in its place for eager 16 bits, FLOP of the fp32 units for each byte. Steps on RTX 3090, 4090,
+        A6000 and 6000 Ada by four publishers are missed by 7.5 to 15 % with it, in the mean, and by 10 to 18 % without;
+        V100 and A100 as well as before.
+    conv_fp32, conv_half : share of the matmul rate convolutions reach. group_fp32, group_half : channels per group at
+        which a grouped one reaches half of that. Fitted on ResNet, ResNeXt, VGG and AlexNet steps of V100 and P100
+        (ptddp, DeepLearningExamples, Lambda, TensorFlow benchmarks): within 10 % in PyTorch.
     conv_feed : FLOP in 16 bits that an SM's convolutions are fed for in a clock, half of them in TF32. From ResNet-50
         in TF32 and AMP on three A100 boards (Lambda), 730 to 810, where V100 reaches 740 with ``conv_half``. A lower
         share of bandwidth would explain the same rows, but transformers show none since Ampere.
@@ -108,14 +110,14 @@ class ComputeConstants:
     half_a_clock: float = 5.2
     memory_fp32: float = 0.75
     memory_compiled: float = 0.85
-    conv_fp32: float = 0.70
-    winograd: float = 2.9
+    conv_fp32: float = 0.74
     conv_half: float = 0.95
     conv_feed: float = 780.0
     conv_ampere: float = 0.48
     group_fp32: float = 8.0
     group_half: float = 73.0
     memory_images: float = 0.86
+    image_flops: float = 2.0
     first_flash: float = 0.54
     efficient: float = 0.72
     chart_forward: float = 1.2

@@ -18,10 +18,24 @@ def traffic_rate(setting: Setting, element_bytes: int, *, streaming: bool = Fals
     """Bytes per second of elementwise kernels on elements of a size."""
     constants, device = setting.constants, setting.device
     if setting.images:
-        return device.stream_rate() * constants.memory_images
+        return _image_rate(setting, element_bytes)
     if setting.compiled:
         return device.stream_rate() * constants.memory_compiled
     return eager_rate(device, constants, 4 if streaming else element_bytes)
+
+
+def _image_rate(setting: Setting, element_bytes: int) -> float:
+    """Bytes per second of norms and activations of images.
+
+    Eager kernels compute on 16-bit elements in fp32: the memory's time, and the fp32 units' for what they do of each
+    byte, one after the other. Cards since Ampere's GA102 have twice the units for each SM, and less memory.
+    """
+    constants, device = setting.constants, setting.device
+    memory = device.stream_rate()
+    if element_bytes >= 4 or setting.compiled:
+        return memory * constants.memory_images
+    units = device.peak["fp32"] * (0.5 if device.fp32_matrices else 1.0)
+    return 1.0 / (1.0 / memory + constants.image_flops / units)
 
 
 def eager_rate(device: Device, constants: ComputeConstants, element_bytes: int) -> float:
