@@ -1,7 +1,7 @@
 """Whole steps of machines, models and publishers that no constant was fitted to, as a user without measurements plays
 them (:mod:`tests.evidence.unseen_steps`). The first set found kinds of error that were mended since; the second was
-gathered after that, the third for GPUs that had few rows, and the fourth of transformers on one GPU, with DDP, FSDP and
-ZeRO."""
+gathered after that, the third for GPUs that had few rows, the fourth of transformers on one GPU, with DDP, FSDP and
+ZeRO, and the fifth for models of images on older and cheaper ones."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ def errors(steps: Sequence[UnseenStep]) -> np.ndarray:
 def test_steps_that_nobody_tuned_for_are_predicted() -> None:
     off = errors(steps_of("1"))
     assert len(off) == 72
-    assert np.median(off) < 0.10
+    assert np.median(off) < 0.085
     assert np.percentile(off, 90) < 0.30
 
 
 def test_a_second_set_of_steps_is_predicted() -> None:
-    """Missed most: fp32 and bf16 of MI100, one GPU that its publisher has twice as fast as each of sixteen, VGG in
-    fp32."""
+    """Missed most: bf16 of MI100, and one GPU that its publisher has twice as fast as each of sixteen."""
     off = errors(steps_of("2"))
     assert len(off) == 66
-    assert np.median(off) < 0.115
+    assert np.median(off) < 0.11
     assert np.percentile(off, 90) < 0.28
 
 
@@ -59,6 +58,17 @@ def test_a_fourth_set_of_transformers_is_predicted() -> None:
     assert np.percentile(off, 90) < 0.36
 
 
+def test_models_of_images_are_predicted_on_older_gpus() -> None:
+    """The fifth set: ResNets and VGGs on K40 to A100 and MI100, most of 12 or 16 images. It was played 19 % too fast in
+    the median, with a ninth decile of 42 %. Missed most: libraries of 2016 on Kepler and Pascal, and steps of 12 images
+    that wait for their host."""
+    off = errors(steps_of("5"))
+    assert len(off) == 29
+    assert np.median(off) < 0.20
+    assert np.mean(off) < 0.19
+    assert np.percentile(off, 90) < 0.37
+
+
 def test_one_code_is_predicted_on_eighteen_gpus() -> None:
     """GPT-2 with torch.compile, B200 to RTX A4000. Missed most: one H100 NVL that was slower than an H100 PCIe, and Ada
     cards of 300 W."""
@@ -74,8 +84,8 @@ def test_cards_of_a_known_publisher_are_predicted() -> None:
     was fitted to them. Missed most: Transformer-XL, whose host decides on H100."""
     score = validate_steps(CARDS).overall
     assert score.n_cases == 84
-    assert (score.median_abs_rel_error or 1.0) < 0.09
-    assert (score.p90_abs_rel_error or 1.0) < 0.26
+    assert (score.median_abs_rel_error or 1.0) < 0.08
+    assert (score.p90_abs_rel_error or 1.0) < 0.245
 
 
 def test_ranges_hold_on_steps_that_nobody_tuned_for() -> None:

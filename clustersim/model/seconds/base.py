@@ -114,7 +114,7 @@ class ComputeConstants:
     conv_half: float = 0.95
     conv_feed: float = 780.0
     conv_ampere: float = 0.48
-    group_fp32: float = 8.0
+    group_fp32: float = 8.8
     group_half: float = 73.0
     memory_images: float = 0.86
     image_flops: float = 2.0
