@@ -32,6 +32,7 @@ def split(nodes: int = 4, topology: str = "hgx-h100", ga: int = 1, strategy: Any
 
 
 OVERLAPPED = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+IN_BUCKETS = {"topology": "hgx-h100-800g", "framework": "oneflow", "ddp_num_buckets": 4, **OVERLAPPED}
 FSDP = {"kind": "fsdp", "micro_batch_size": 2}
 CASES = {
     "tp": {"tp": 8, "microbatches": 7},
@@ -40,6 +41,8 @@ CASES = {
     "sp with the gradient's sum beside": {"tp": 4, "sequence_parallel": True, "microbatches": 4},
     "cp": {"tp": 2, "cp": 8, "microbatches": 4},
     "distributed optimizer": {"tp": 4, "pp": 2, "microbatches": 9, **OVERLAPPED},
+    "parameters that come in buckets": {**IN_BUCKETS, "tp": 2, "microbatches": 6},
+    "parameters that come in buckets to a pipeline": {**IN_BUCKETS, "tp": 2, "pp": 2, "microbatches": 5},
     "1f1b": {"tp": 2, "pp": 4, "microbatches": 13},
     "1f1b, stages on one node": {"nodes": 1, "tp": 2, "pp": 4, "microbatches": 13},
     "interleaved": {"tp": 8, "pp": 2, "vpp": 2, "schedule": "interleaved_1f1b", "microbatches": 8, **OVERLAPPED},
@@ -72,6 +75,12 @@ CASES = {
 def test_a_folded_step_takes_as_long_as_a_whole_one(case: dict[str, Any]) -> None:
     one = split(**case)
     assert folded(one).step_time_s == pytest.approx(step_time(one.run().timeline), rel=1e-9)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "come in buckets" in name])
+def test_layers_begin_while_parameters_of_later_ones_are_on_their_way(case: str) -> None:
+    late = split(**{**CASES[case], "overlap_param_gather": False})
+    assert folded(split(**CASES[case])).step_time_s < 0.995 * folded(late).step_time_s
 
 
 ROUGHLY = {name: case for name, case in CASES.items() if not name.startswith("zero")}

@@ -12,8 +12,8 @@ core/optimizer/{distrib_optimizer,clip_grads}.py; facts: MODEL_PARALLEL.md 2.6, 
 * ``align_grad_reduce``: a chunk of an interleaved schedule is reduced as a whole, by pipeline rank r in the r-th
   backward pass behind its last one, so that stages start together (pipeline_parallel/schedules.py, ``grad_sync_func``).
 * ``use_distributed_optimizer`` (ZeRO-1): reduce_scatter instead of all_reduce, Adam on the shard, all_gather of the
-  parameters: at the end of the step, or with ``overlap_param_gather`` beside the next forward, which waits chunk by
-  chunk.
+  parameters: at the end of the step, or with ``overlap_param_gather`` beside the next forward, bucket by bucket in its
+  order: the first layer of a bucket waits for it (``_make_forward_pre_hook``, ``next_param_gather_bucket_group``).
 * The step ends in this order: reductions; the all_reduce over tp of gradients that tensor-parallel ranks only have
   parts of (norms under sequence parallelism); tied embeddings between first and last stage; the gradient norm, one
   number over *all* ranks: a barrier; Adam; parameters.
@@ -85,8 +85,8 @@ class ReplicatedHooks:
     Parameters
     ----------
     stage_index : this pipeline rank. tied : elements of the tied embedding table on this rank, 0 for none.
-    _gathered : chunk -> what its next forward waits for. _due : complete chunks, and backward passes until they are
-        reduced.
+    _gathered : chunk and layer -> what its next forward waits for. _arriving : whether a pass began before all of that
+        was there. _due : complete chunks, and backward passes until they are reduced.
     """
 
     stage_ops: StageOps
@@ -97,8 +97,9 @@ class ReplicatedHooks:
     buckets: list[GradientBucket] = field(default_factory=list, init=False)
     _of: dict[tuple[int, int], list[GradientBucket]] = field(default_factory=dict, init=False)
     _sizes: list[float] = field(default_factory=list, init=False)
-    _gathered: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
+    _gathered: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, init=False)
     _last: bool = field(default=False, init=False)
+    _arriving: bool = field(default=False, init=False)
     _due: list[tuple[int, int]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -121,12 +122,12 @@ class ReplicatedHooks:
     def busy(self) -> bool:
         """Whether parameters or gradients may be on their way while the pass runs that :meth:`around` is in."""
         reducing = self._last or any(bucket.reduced >= 0 for bucket in self.buckets)
-        return bool(self._gathered) or (self.config.parallel.overlap_grad_reduce and reducing)
+        return self._arriving or (self.config.parallel.overlap_grad_reduce and reducing)
 
     def quiet(self, chunk: int, *, last: bool) -> bool:
         """Whether nothing is done around a pass of a chunk but what is done around every such pass. ``last`` : its
         gradients are complete after it."""
-        return not last and chunk not in self._gathered and not self._due
+        return not last and not self._due and not any(gathered == chunk for gathered, _ in self._gathered)
 
     # --- hooks -------------------------------------------------------------------------------------------------------
 
@@ -137,11 +138,13 @@ class ReplicatedHooks:
         self._due.clear()
 
     def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
-        """The first kernel of a chunk after an update waits for its parameters. Gradients join the kept ones; a bucket
-        of complete ones is reduced at once, where that is overlapped."""
+        """The first kernel of a bucket's layers after an update waits for its parameters. Gradients join the kept ones;
+        a bucket of complete ones is reduced at once, where that is overlapped."""
         chunk, layer = place
         if action.kind == "F":
-            self.stage_ops.ops.waits = (*self.stage_ops.ops.waits, *self._gathered.pop(chunk, ()))
+            self.stage_ops.ops.waits = (*self.stage_ops.ops.waits, *self._gathered.pop(place, ()))
+        if action.kind != "F" or layer == 0:
+            self._arriving = bool(self._gathered)
         self._last = last
         yield WHOLE
         if self.config.accumulated and layer == 0 and action.kind in "BW":
@@ -219,15 +222,15 @@ class ReplicatedHooks:
             self._gather()
 
     def _gather(self) -> None:
-        """Updated parameters to everybody: awaited at once, or by the chunk that uses them."""
-        for bucket in self.buckets:
+        """Updated parameters to everybody: awaited at once, or by the first layer that uses them."""
+        for bucket in sorted(self.buckets, key=lambda held: min(held.layers)):
             nbytes = float(bucket.numel * DTYPE_BYTES[self.config.param_dtype])
             name = f"parameters {bucket.name}"
             kernel = (self.stage_ops.ops.kernel,)
             dtype = self.config.param_dtype
             done = self.stage_ops.collective("all_gather", name, nbytes, dtype, self._sharing(bucket), kernel)
-            for chunk in {c for c, _ in bucket.layers}:
-                self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
+            first = min(bucket.layers)
+            self._gathered[first] = (*self._gathered.get(first, ()), *done)
         if not self.config.parallel.overlap_param_gather:
             self.stage_ops.ops.waits = (
                 *self.stage_ops.ops.waits,
