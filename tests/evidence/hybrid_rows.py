@@ -336,8 +336,8 @@ def _strategy(row: Row, stack: SplitStack) -> tuple[Table, Table]:
     more: Table = {"use_distributed_optimizer": True} if stage else {"overlap_param_gather": False}
     if reduced:
         more["grad_reduce_in_fp32"] = reduced == "fp32"
-    if not stage:
-        more["overlap_param_gather"] = False  # every rank updates all of its parameters
+    if row["framework"] == "InternEvo":  # overlap_sync_param is off in its configs/7B_sft.py, of the table's batch
+        more["overlap_param_gather"] = False
     if row["dp_overlap"] == "0":
         more |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     elif row["dp_overlap"] == "1":

@@ -224,9 +224,10 @@ class _ScenarioFold:
         that are shared out are on their way all the time (but in a pipeline), two passes of one slot take turns, and
         a host calls what the GPUs run (which a rough answer leaves out)."""
         scenario = self.found.scenario
-        shared = (self.split.parallel.pp == 1 and scenario.strategy.name == "fsdp") or sharding_zero(
-            scenario
-        ) is not None
+        # A pass that is one op waits for all of its parameters, and a short step has few other passes.
+        waits = self.roughly and not self.sketched and self.split.parallel.overlap_param_gather
+        gathers = scenario.strategy.name == "fsdp" or waits
+        shared = (self.split.parallel.pp == 1 and gathers) or sharding_zero(scenario) is not None
         paired = any(len(slot) > 1 for order in self.split.orders for slot in order)
         # A host that is ahead of its GPU, or behind it, is so across passes: a pass does not take what it takes alone.
         called = not self.roughly and local_cost(scenario, self.gpu, self.cost).host is not None
