@@ -9,6 +9,7 @@ from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group
 from clustersim.core.calibrated import Calibration
 from clustersim.core.costs import COSTS, GLOO_COSTS, MPI_COSTS, CommunicationCosts, GlooCosts, MpiCosts, overlaid
+from clustersim.core.topology import Topology
 from clustersim.core.transports import FAST_NIC, transport
 
 
@@ -38,11 +39,16 @@ def _streamed(group: Group) -> float:
 
 def _hop(group: Group) -> float:
     """Seconds that a hop takes beyond one of InfiniBand, where the NICs are of a faster generation of their kind; else
-    0. A NIC's generation is told by the rate that its driver reports: one that delivers less is no older for it."""
+    0."""
     hop_fast = transport(group.node_type.net).hop_fast
-    routes = router(group.topology)
-    reported = (routes.reported_bandwidth(nic) for nic in routes.nics_of_node(int(group.nodes[0])))
-    return hop_fast if hop_fast and max(reported, default=0.0) >= FAST_NIC else 0.0
+    return hop_fast if hop_fast and reported_nic_rate(group.topology, int(group.nodes[0])) >= FAST_NIC else 0.0
+
+
+def reported_nic_rate(topology: Topology, node: int) -> float:
+    """bytes/s that the driver of a node's fastest NIC reports; 0 without one. It tells a NIC's generation
+    (:data:`clustersim.core.transports.FAST_NIC`): one that delivers less is no older for it."""
+    routes = router(topology)
+    return max((routes.reported_bandwidth(nic) for nic in routes.nics_of_node(node)), default=0.0)
 
 
 def _line_rate(group: Group) -> float:

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from clustersim.collectives.base import Group, Request
-from clustersim.collectives.expert_kernels import kernel_time
+from clustersim.collectives.costs import reported_nic_rate
+from clustersim.collectives.expert_kernels import kernel_time, posting
 from clustersim.collectives.nccl.p2p_parts import LL_THRESHOLD, P2pParts, parts_of
 from clustersim.collectives.nccl_terms import floored, host_floor, inner_hop, kernel_start, norm, over_pcie, work_place
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement
@@ -50,8 +51,9 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
     """
     group_placement = placement(group)
     if request.kernel is not None:
-        islands = group_placement.islands
-        return kernel_time(request.kernel, request.nbytes, request.dtype, group.size, islands, group_placement.net)
+        rate = reported_nic_rate(group.topology, int(group.nodes[0]))
+        post = posting(request.kernel.library, group_placement.net, rate)
+        return kernel_time(request.kernel, request.nbytes, request.dtype, group.size, group_placement.islands, post)
     loads = loads_of(request, group, "direct", 1)
     parts = _parts(request, group)
     hops = kernel_start(request.kind, group, costs) + loads.steps * inner_hop(loads, parts.protocol, group, costs)

@@ -12,6 +12,7 @@ import numpy as np
 
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
+from clustersim.collectives.costs import reported_nic_rate
 from clustersim.collectives.expert_kernels import posted_by_host
 from clustersim.core import gpu_file
 from clustersim.core.arrays import Ints
@@ -220,7 +221,7 @@ def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card, r
         cost,
         host_bandwidth=host_bandwidth(node),
         host_pace=pace_of(node),
-        host_posts=posted_by_host(node.net),
+        host_posts=posted_by_host(node.net, reported_nic_rate(topology, 0)),
         host_copy_rates=rates,
     )
     if card.cores:
