@@ -21,7 +21,7 @@ from clustersim.core.arrays import Floats
 from clustersim.scenario.result.trust import trust
 
 TABLE = Path(__file__).parents[1] / "data" / "unseen_steps.csv"
-LARGE = ("megascale", "nemotron4", "neox", "mbridge-405b")
+LARGE = ("megascale", "nemotron4", "neox", "mbridge-405b", "split-nemo-gpt3-175b")
 """Beginnings of rows of hundreds of GPUs, stage by stage: minutes of processor time each. They are not played here."""
 
 
