@@ -70,12 +70,13 @@ SLOW = frozenset(
         "step_cross_validation",
         "trace_figures_agree",
         "trace_replay",
+        "unseen_steps",
         "validate_steps",
     )
 )
 """Files of tests that take ten CPU seconds and more; ``tests/run.py --quick`` leaves them out."""
 
-SAME_STEPS = frozenset(("sharded_rows", "step_cross_validation", "validate_steps"))
+SAME_STEPS = frozenset(("sharded_rows", "step_cross_validation", "unseen_steps", "validate_steps"))
 """Files that play the same published steps, which a process remembers: side by side they run in one."""
 
 

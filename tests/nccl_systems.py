@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
 from clustersim.collectives.nccl.view import Nic, NodeView, PcieSlot, System
+from tests.tables import table_rows
 
 DATA = Path(__file__).parent / "data" / "nccl"
 ALGORITHMS = {"Tree": "tree", "Ring": "ring", "NVLS": "nvls", "NVLSTree": "nvls_tree", "PAT": "pat"}
@@ -114,5 +114,4 @@ def example(name: str, nodes: int) -> System:
 
 def table(name: str) -> list[dict[str, str]]:
     """Rows of a table, without its comment line."""
-    with (DATA / f"{name}.csv").open(encoding="utf-8") as lines:
-        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    return table_rows(DATA / f"{name}.csv")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from clustersim.cluster import files as fabrics
 from clustersim.collectives import nccl_backend
 from clustersim.collectives.base import Group, Request
 from clustersim.core import ranges
+from tests.tables import table_rows
 
 TABLE = Path(__file__).parent / "data" / "amd_collectives.csv"
 MACHINES = {"MI300X": "hgx-mi300x", "MI325X": "hgx-mi325x", "MI355X": "hgx-mi355x"}
@@ -29,10 +29,8 @@ def seconds(request, group):
 
 def errors(smallest, largest=float("inf"), **chosen):
     """Relative errors of the predicted times of published rows of these sizes [bytes]."""
-    with TABLE.open() as file:
-        rows = [row for row in csv.DictReader(file) if all(row[key] == value for key, value in chosen.items())]
     found = []
-    for row in rows:
+    for row in [row for row in table_rows(TABLE) if all(row[key] == value for key, value in chosen.items())]:
         if not smallest <= float(row["size_bytes"]) <= largest:
             continue
         group = group_of(row["gpu"], int(row["nodes"]), tuple(map(int, row["version"].split("."))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from clustersim.model.seconds.float8 import cast_seconds
 from clustersim.model.seconds.gemm import grouped_parts
 from clustersim.model.seconds.kernels import spent
 from clustersim.scenario.run.parts import execution_of
+from tests.tables import table_rows
 
 DATA = Path(__file__).parent / "data"
 CAST_BYTES = 6.0
@@ -24,9 +24,7 @@ CAST_BYTES = 6.0
 
 
 def rows_of(table, **chosen):
-    with (DATA / table).open() as file:
-        rows = list(csv.DictReader(file))
-    found = [row for row in rows if all(row[key] == value for key, value in chosen.items())]
+    found = [row for row in table_rows(DATA / table) if all(row[key] == value for key, value in chosen.items())]
     assert found
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from clustersim.training.schedules import beside, check, schedule
 from clustersim.training.schedules.notation import parse
 from clustersim.training.strategies.base import OpList
 from clustersim.training.strategies.walk import WHOLE, RankWalk
+from tests.tables import table_rows
 
 DATA = Path(__file__).parent / "data"
 
@@ -41,9 +41,8 @@ def test_a_transfer_costs_what_the_frameworks_order_of_calls_makes_it_cost(name,
 def _cases():
     """Every executed op order: rows of one case, by rank."""
     cases = {}
-    with (DATA / "pipeline_examples.csv").open() as lines:
-        for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-            cases.setdefault(row["case"], []).append(row)
+    for row in table_rows(DATA / "pipeline_examples.csv"):
+        cases.setdefault(row["case"], []).append(row)
     return cases
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from clustersim.studies.campaign import maxima, pools, renewal
 from tests.evidence.standby import spares_refilled_daily
+from tests.tables import table_rows
 
 HOUR = 1 / 24
 DAY = 1.0
@@ -243,7 +243,7 @@ def answer(row: Row) -> float | None:
 
 
 EXAMPLES = SHARED / "facts" / "run_examples.csv"
-ROWS: list[Row] = list(csv.DictReader(EXAMPLES.open())) if EXAMPLES.is_file() else []
+ROWS: list[Row] = table_rows(EXAMPLES) if EXAMPLES.is_file() else []
 
 
 @pytest.mark.skipif(not ROWS, reason="needs ../shared")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from clustersim.core.model import Kernel, Model
 from clustersim.core.paths import data_path
 from clustersim.model import convnet, from_hf, transformer
 from clustersim.model.seconds import CONSTANTS, Execution, setting, step_cost
+from tests.tables import table_rows
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "measurements"
 pytestmark = [
@@ -34,8 +34,7 @@ Row = dict[str, str]
 
 
 def table(name: str) -> list[Row]:
-    with (SHARED / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    return table_rows(SHARED / name)
 
 
 def single_gpu_rows(source: str) -> Iterator[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import re
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, seconds
 from clustersim.core.costs import overlaid
 from clustersim.core.errors import ClusterSimError
+from tests.tables import table_rows
 
 MEASURED = ROOT / "tests" / "data" / "measurements" / "nccl_tests.csv.gz"
 """The published rows, with what their scripts pinned, which the shared table does not say."""
@@ -178,8 +178,7 @@ def fitted_once(monkeypatch):
 
 
 def test_own_logs_and_larger_scales_are_predicted_as_well_as_claimed(tmp_path, fitted_once):
-    with gzip.open(MEASURED, "rt", encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table_rows(MEASURED)
     fits = []
     for claim, (halves, overall, middle) in CLAIMED.items():
         path = tmp_path / "table.csv"

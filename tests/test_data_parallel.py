@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from clustersim.model.seconds import Execution, step_cost
 from clustersim.training.strategies import steps_of_sgd
 from clustersim.training.strategies.data_parallel import CHUNK, DataParallelConfig, build, holding
 from clustersim.training.strategies.steps_of_sgd import StepsOfSGDConfig, report
+from tests.tables import table_rows
 
 MIB = 2**20
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
@@ -164,12 +164,11 @@ def test_dp_against_ddp_on_two_gpus_has_the_measured_order_and_ratios():
     wanted = {"ptddp-0051": "dp", "ptddp-0052": "ddp", "ptddp-0053": "ddp without NVLink"}
     measured = {}
     predicted = {}
-    with TABLE.open() as file:
-        for row in csv.DictReader(file):
-            if row["case_id"] in wanted:
-                run = read(row)
-                measured[wanted[row["case_id"]]] = run.measured
-                predicted[wanted[row["case_id"]]] = step_time(run, costs_of(run))
+    for row in table_rows(TABLE):
+        if row["case_id"] in wanted:
+            run = read(row)
+            measured[wanted[row["case_id"]]] = run.measured
+            predicted[wanted[row["case_id"]]] = step_time(run, costs_of(run))
     ratio = predicted["dp"] / predicted["ddp"] / (measured["dp"] / measured["ddp"])
     assert ratio == pytest.approx(1, abs=0.15)
     assert predicted["ddp"] < predicted["dp"]

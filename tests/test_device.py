@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from clustersim.core.device_names import device_from_text, other_parts
 from clustersim.core.errors import TopologyError
 from clustersim.core.texts import data_table
 from clustersim.core.units import parse_bytes
+from tests.tables import table_rows
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "measurements"
 NAMES = [
@@ -232,8 +232,7 @@ def test_a_dtype_the_hardware_lacks_runs_on_the_units_it_has() -> None:
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the measurement tables are not beside the checkout")
 @pytest.mark.parametrize("table", ["training_steps.csv", "nccl_tests.csv"])
 def test_every_gpu_a_measurement_table_names_is_known(table: str) -> None:
-    with (SHARED / table).open(newline="") as file:
-        texts = {row["gpu"] for row in csv.DictReader(file)}
+    texts = {row["gpu"] for row in table_rows(SHARED / table)}
     unnamed = {text for text in texts if not text or "not " in text}
     for text in texts - unnamed:
         assert device_from_text(text).name in devices()
@@ -242,11 +241,12 @@ def test_every_gpu_a_measurement_table_names_is_known(table: str) -> None:
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared measurements are not beside the project")
 def test_a_gpu_whose_best_products_somebody_searched_for_reaches_them() -> None:
     """ml-engineering's search over shapes: MI325X and MI355X were estimated from MI300X, B300 from B200."""
-    with open(SHARED / "compute_facts.csv", newline="") as file:
-        best = [row for row in csv.DictReader(file) if row["quantity"].startswith("best achievable matmul")]
-    rows = [row for row in best if "Gaudi" not in row["device"]]
-    assert len(rows) == 16
-    for row in rows:
+    best = [
+        row for row in table_rows(SHARED / "compute_facts.csv") if row["quantity"].startswith("best achievable matmul")
+    ]
+    of_gpus = [row for row in best if "Gaudi" not in row["device"]]
+    assert len(of_gpus) == 16
+    for row in of_gpus:
         gpu = device_from_text(row["device"].replace(" SXM", ""))
         dtype = row["dtype"].split("_")[0]
         assert gpu.peak[dtype] * gpu.matmul[dtype].value == pytest.approx(1e12 * float(row["value"]), rel=0.011), row

@@ -5,7 +5,6 @@ No fit reads them. The all_reduces of P5 were looked at as its hop was chosen; i
 
 from __future__ import annotations
 
-import csv
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +16,10 @@ from clustersim.cluster.files import Change
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, seconds
+from tests.tables import table_rows
 
 TABLE = Path(__file__).parent / "data" / "nccl" / "efa_groups.csv"
-ROWS = list(csv.DictReader(TABLE.open()))
+ROWS = table_rows(TABLE)
 
 
 @cache

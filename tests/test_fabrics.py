@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 import tomllib
@@ -21,6 +20,7 @@ from clustersim.core.errors import TopologyError
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.topology import Topology
 from clustersim.scenario import from_table as scenario_from_table
+from tests.tables import table_rows
 
 NAMES = shipped("topologies")
 FACTS = Path(__file__).parents[1].parent / "shared" / "facts"
@@ -134,8 +134,7 @@ def test_every_platform_of_the_table_is_shipped() -> None:
 @pytest.mark.skipif(not MEASUREMENTS.is_dir(), reason="needs ../shared")
 @pytest.mark.parametrize("table", ["nccl_tests.csv", "training_steps.csv"])
 def test_every_topology_a_measurement_names_is_shipped(table: str) -> None:
-    with (MEASUREMENTS / table).open(newline="", encoding="utf-8") as file:
-        named = {row["topology"] for row in csv.DictReader(file)} - {""}
+    named = {row["topology"] for row in table_rows(MEASUREMENTS / table)} - {""}
     assert named <= set(NAMES)
 
 

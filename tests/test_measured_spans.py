@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +29,7 @@ from clustersim.scenario import load
 from clustersim.scenario.result.trust import trust_in
 from clustersim.studies.plan.robust import LARGE, uncertain
 from tests.evidence.calibrations import claimed_rows, logs
+from tests.tables import table_rows
 
 TABLE = ROOT / "tests" / "data" / "measurements" / "nccl_tests.csv.gz"
 SPAN = MeasuredSpan("all_reduce", 1, 8, 2.0**22, 2.0**33, 12, "single_process", (2, 26))
@@ -49,12 +49,8 @@ def machine_of(*spans: MeasuredSpan, nodes: int = 1) -> Topology:
 
 def published(path: Path, publisher: str, kind: str, smallest: float) -> Path:
     """Rows of one publisher's log from a size on, as a table."""
-    with gzip.open(TABLE, "rt") as file:
-        rows = [
-            row
-            for row in csv.DictReader(file)
-            if publisher in row["source"] and row["collective"] == kind and float(row["size_bytes"]) >= smallest
-        ]
+    of_publisher = [row for row in table_rows(TABLE) if publisher in row["source"] and row["collective"] == kind]
+    rows = [row for row in of_publisher if float(row["size_bytes"]) >= smallest]
     with path.open("w") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import pickle
 import re
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from clustersim.core.dims import NAMES, ORDERS, Dims
 from clustersim.core.errors import ProgramError, ScenarioError
 from clustersim.core.mesh import Mesh
+from tests.tables import table_rows
 
 
 class Row(NamedTuple):
@@ -29,8 +29,7 @@ class Row(NamedTuple):
     source: str
 
 
-with (ROOT / "tests/data/rank_groups.csv").open(newline="") as file:
-    ROWS = [Row(**row) for row in csv.DictReader(file)]
+ROWS = [Row(**row) for row in table_rows(ROOT / "tests/data/rank_groups.csv")]
 BY_DEEPSPEED = {"pipe": "pp", "data": "dp", "model": "tp"}
 
 
@@ -61,8 +60,7 @@ def test_groups_are_those_of_the_frameworks_own_code(row):
 
 
 def test_every_row_of_the_shared_table_is_tested(shared):
-    with (shared / "facts/model_parallel_examples.csv").open(newline="") as file:
-        theirs = [row for row in csv.DictReader(file) if row["kind"] == "rank_groups"]
+    theirs = [row for row in table_rows(shared / "facts/model_parallel_examples.csv") if row["kind"] == "rank_groups"]
     assert [tuple(row[name] for name in Row._fields) for row in theirs] == [tuple(row) for row in ROWS]
     assert len(ROWS) == 73
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -21,8 +20,9 @@ from clustersim.model import from_hf, model
 from clustersim.training.parallel import ParallelConfig, Recompute, stages_of
 from clustersim.training.partition import Exchange, Item, LocalLayer, Partition, Work, partition
 from clustersim.training.partition.stages import placed
+from tests.tables import table_rows
 
-ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "partition_examples.csv").open()))
+ROWS = table_rows(Path(__file__).parent / "data" / "partition_examples.csv")
 RECOMPUTE = {
     "": Recompute(),
     "full": Recompute("full"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 import pathlib
 import tomllib
@@ -30,6 +28,7 @@ from clustersim.scenario.run.parts import model_of
 from clustersim.training.strategies import STRATEGIES
 from tests.evidence.evidence import coverage, distances, quantile, widening
 from tests.evidence.unseen_steps import unseen_steps
+from tests.tables import table_rows
 
 GROUPS = st.lists(st.lists(st.floats(0, 10), min_size=1, max_size=20).map(np.array), min_size=1, max_size=6)
 
@@ -213,10 +212,9 @@ def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_
 
 def test_generations_with_steps_are_those_with_eight_in_the_tables():
     data = pathlib.Path(__file__).parent / "data"
-    with gzip.open(data / "predictions.csv.gz", "rt") as file:
-        played = {row["case_id"] for row in csv.DictReader(file) if row["table"] == "training_steps"}
-    with gzip.open(data / "measurements" / "training_steps.csv.gz", "rt") as file:
-        names = [row["topology"] for row in csv.DictReader(file) if row["case_id"] in played and row["topology"]]
+    played = {row["case_id"] for row in table_rows(data / "predictions.csv.gz") if row["table"] == "training_steps"}
+    measured = [row for row in table_rows(data / "measurements" / "training_steps.csv.gz") if row["case_id"] in played]
+    names = [row["topology"] for row in measured if row["topology"]]
     counts = Counter(fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names)
     others = {"experts", *THIN_KINDS.values()}
     counts.update(step.arch for step in unseen_steps() if step.first_error is not None and step.kind not in others)

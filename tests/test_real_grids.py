@@ -3,7 +3,6 @@ that differ in micro-batch, sequence length or number of GPUs only, as llm-found
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from scipy.stats import spearmanr
 
 from tests.evidence.sharded_rows import read_sharded
 from tests.evidence.step_play import step_time_as_priced
+from tests.tables import table_rows
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 pytestmark = [
@@ -49,11 +49,10 @@ class Grid:
 def grids():
     """Every group of four rows or more."""
     groups = defaultdict(list)
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["case_id"].startswith("mosaic"):
-                key = tuple(value for name, value in row.items() if name not in VARIED | FOLLOWS | SAID)
-                groups[key].append(row)
+    for row in table_rows(TABLE):
+        if row["case_id"].startswith("mosaic"):
+            key = tuple(value for name, value in row.items() if name not in VARIED | FOLLOWS | SAID)
+            groups[key].append(row)
     return [grid(rows) for rows in groups.values() if len(rows) >= 4]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import operator
 from itertools import groupby
 
@@ -19,12 +18,12 @@ from clustersim.training.schedules.base import Action, stage_count
 from clustersim.training.schedules.notation import parse, text
 from clustersim.training.schedules.play import times
 from clustersim.training.schedules.playable import check
+from tests.tables import table_rows
 
 EXAMPLES = ROOT / "tests" / "data" / "pipeline_examples.csv"
 """Orders that the generators of PyTorch, Megatron, zero-bubble and DualPipe gave when they were run, for F=I=W=1."""
-with EXAMPLES.open() as _file:
-    CASES = {case: list(rows) for case, rows in groupby(csv.DictReader(_file), key=lambda row: row["case"])}
-ROWS = [pytest.param(row, id=f"{row['case']}-rank{row['rank']}") for rows in CASES.values() for row in rows]
+CASES = {case: list(group) for case, group in groupby(table_rows(EXAMPLES), key=lambda row: row["case"])}
+ROWS = [pytest.param(row, id=f"{row['case']}-rank{row['rank']}") for group in CASES.values() for row in group]
 
 
 def longest_rank_span(played):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sqlite3
@@ -16,6 +15,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.files import traces
 from clustersim.files.traces import Samples, nccl_tests_run
 from clustersim.files.traces.digest import of_run
+from tests.tables import table_rows
 
 RANKS = "".join(
     f"#  Rank {r:2d} Group  0 Pid {100 + r} on      node{r // 2} device  {r % 2} [0000:19:00] NVIDIA H100 80GB HBM3\n"
@@ -198,8 +198,7 @@ def test_versions_follow_from_numbers_of_both_ages(code, text):
 
 def test_every_row_of_the_shared_table_is_a_sample(shared):
     table = shared / "measurements" / "nccl_tests.csv"
-    with table.open() as lines:
-        rows = list(csv.DictReader(lines))
+    rows = table_rows(table)
     found = traces.read(table)
     assert isinstance(found, Samples)
     assert (len(found), found.skipped) == (len(rows), {})

@@ -8,13 +8,13 @@ The table is Qwen's own (QwenLM/Qwen README at 03cd81f5, "Profiling of Memory an
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from clustersim.scenario import Scenario, load
+from tests.tables import table_rows
 
 TABLE = Path(__file__).parents[1] / "data" / "measurements" / "adapter_steps.csv"
 SIZES = {
@@ -47,7 +47,6 @@ class AdapterRow(msgspec.Struct, frozen=True):
 
 def adapter_rows() -> Iterator[AdapterRow]:
     """Every row of the table."""
-    with TABLE.open() as file:
-        for row in csv.DictReader(file):
-            memory = 1e9 * float(row["memory_gb"])
-            yield AdapterRow(row["model"], row["method"], int(row["tokens"]), memory, float(row["step_s"]))
+    for row in table_rows(TABLE):
+        memory = 1e9 * float(row["memory_gb"])
+        yield AdapterRow(row["model"], row["method"], int(row["tokens"]), memory, float(row["step_s"]))
