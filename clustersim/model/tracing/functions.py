@@ -14,67 +14,7 @@ from torch.utils._pytree import tree_map
 
 from clustersim.model.tracing.fused_attention import ATTENTION, HALF, run_attention
 from clustersim.model.tracing.recorder import Recorder
-
-WIDENED = frozenset(
-    (
-        "pow",
-        "__pow__",
-        "rpow",
-        "softmax",
-        "log_softmax",
-        "layer_norm",
-        "rms_norm",
-        "group_norm",
-        "norm",
-        "cosine_similarity",
-        "nll_loss",
-        "cross_entropy",
-        "kl_div",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "mse_loss",
-        "binary_cross_entropy_with_logits",
-        "dist",
-        "cdist",
-        "logsumexp",
-        "exp",
-        "expm1",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "reciprocal",
-        "rsqrt",
-        "acos",
-        "asin",
-        "cosh",
-        "sinh",
-        "tan",
-        "prod",
-        "softplus",
-        "cumsum",
-        "cumprod",
-        "sum",
-        "multi_margin_loss",
-        "triplet_margin_loss",
-        "cosine_embedding_loss",
-        "poisson_nll_loss",
-        "renorm",
-        "erfinv",
-        "interpolate",
-        "hinge_embedding_loss",
-        "margin_ranking_loss",
-        "multilabel_margin_loss",
-        "soft_margin_loss",
-        "pdist",
-        "linalg_norm",
-        "linalg_vector_norm",
-        "linalg_matrix_norm",
-    )
-)
-"""What CUDA's autocast runs in fp32 (docs.pytorch.org, "Autocast Op Reference"); a CPU's leaves most in 16 bits."""
-
+from clustersim.model.tracing.traffic import OPERATORS
 
 DROPOUT = torch.nn.functional.dropout
 CALLED_BY_ATTENTION = ("scaled_dot_product_attention", "dropout", "softmax")
@@ -102,7 +42,7 @@ class GpuFunctions(TorchFunctionMode):
         if func is torch.nn.functional.multi_head_attention_forward:
             with self._within_attention():
                 return func(*args, **named)
-        if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in WIDENED:
+        if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in OPERATORS.widened:
             args, named = tree_map(_widened, (args, named))
         if func in RMS_NORMS:
             return self._norm(func, args, named)

@@ -31,23 +31,6 @@ from clustersim.model.tracing.events import (
 
 _SEQUENCE: Any = vars(torch.autograd)["_get_sequence_nr"]
 """The number that the next node of autograd will have."""
-SPREADS = frozenset(
-    (
-        "mul",
-        "div",
-        "add",
-        "sub",
-        "neg",
-        "masked_fill",
-        "where",
-        "_softmax",
-        "native_dropout",
-        "_to_copy",
-        "clone",
-        "bernoulli_",
-    )
-)
-"""Operators behind which scores of attention are still scores."""
 
 
 class Recorder(TorchDispatchMode):
@@ -217,7 +200,7 @@ class Recorder(TorchDispatchMode):
             if of_weights:
                 memory.weights = weights
                 memory.kind = "cast" if event.name == "_to_copy" else memory.kind
-            memory.scores = makes_scores or (event.scores and event.name in SPREADS and not free)
+            memory.scores = makes_scores or (event.scores and event.name in traffic.OPERATORS.spreads and not free)
 
     def _shape(self, name: str, args: tuple[Any, ...], results: list[Any]) -> Shape | None:
         if name in traffic.PRODUCTS:

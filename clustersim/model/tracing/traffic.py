@@ -1,7 +1,7 @@
 """What one aten operator costs: bytes that it reads and writes, GPU kernels that it launches, and its FLOPs.
 
-Bytes are of the tensors that it takes and gives, each element once; :data:`READ_AGAIN` has operators that go over their
-input more than once. FLOPs are those of torch's own ``flop_counter``.
+Bytes are of the tensors that it takes and gives, each element once; ``read_again`` of :data:`OPERATORS` has those that
+go over their input more than once. FLOPs are those of torch's own ``flop_counter``.
 """
 
 from __future__ import annotations
@@ -9,94 +9,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from clustersim.core.texts import data_table
+
 aten = torch.ops.aten
 
-FREE = frozenset(
-    (
-        "empty",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "empty_like",
-        "detach",
-        "lift",
-        "lift_fresh",
-        "alias",
-        "_unsafe_view",
-        "view",
-        "reshape",
-        "_reshape_alias",
-        "is_pinned",
-        "resize_",
-        "set_",
-        "_local_scalar_dense",
-        "sym_size",
-        "sym_stride",
-        "sym_numel",
-        "device",
-        "layout",
-    )
-)
-"""Operators that move nothing, beside all that only make a view."""
-WRITES_ONLY = frozenset(
-    (
-        "zero_",
-        "fill_",
-        "zeros",
-        "ones",
-        "full",
-        "arange",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-    )
-)
-OVERWRITES = frozenset({"copy_", "index_copy_", "normal_", "uniform_", "bernoulli_"})
-"""Operators whose first operand is written, and not read."""
-LOOKS_UP = frozenset({"embedding", "index", "gather", "index_select", "_unsafe_index"})
-"""Operators that read of their first operand as much as they give."""
-PICKS = frozenset({"nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"})
-"""Operators that need one element a row of their largest operand, and read no more of it."""
-READ_AGAIN: Mapping[str, float] = {
-    "native_layer_norm_backward": 2.0,
-    "_fused_rms_norm_backward": 2.0,
-    "native_group_norm": 1.0,
-    "native_group_norm_backward": 2.0,
-    "native_batch_norm": 1.0,
-    "_native_batch_norm_legit": 1.0,
-    "cudnn_batch_norm": 1.0,
-    "slice_backward": 1.0,
-    "select_backward": 1.0,
-    "native_batch_norm_backward": 2.0,
-    "cudnn_batch_norm_backward": 2.0,
-}
-"""How many more times than once its largest operand is read: statistics before what they scale."""
-LAUNCHES: Mapping[str, int] = {
-    "native_layer_norm_backward": 2,
-    "_fused_rms_norm_backward": 2,
-    "native_group_norm": 2,
-    "native_group_norm_backward": 3,
-    "embedding_dense_backward": 5,
-    "nll_loss_forward": 1,
-    "cat": 1,
-    "native_batch_norm": 2,
-    "index_put_": 2,
-    "_index_put_impl_": 2,
-    "topk": 2,
-    "sort": 3,
-    "slice_backward": 2,
-    "select_backward": 2,
-}
-"""GPU kernels of an operator that launches more than one; of a sort of words and of a sum by them in the gradient of an
-embedding."""
-UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "mkldnn_", "_cudnn_rnn", "miopen_rnn", "_cdist_", "_thnn_fused_")
-"""Beginnings of operators that are more than a pass over their tensors."""
+
+class OperatorTable(msgspec.Struct, frozen=True):
+    """Operators of ``data/operators.toml``, which says of each field what it has of them."""
+
+    free: frozenset[str]
+    writes_only: frozenset[str]
+    overwrites: frozenset[str]
+    looks_up: frozenset[str]
+    picks: frozenset[str]
+    uncounted: tuple[str, ...]
+    spreads: frozenset[str]
+    widened: frozenset[str]
+    read_again: Mapping[str, float]
+    launches: Mapping[str, int]
+
+
+OPERATORS = msgspec.convert(data_table("operators"), OperatorTable)
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_convolution"})
 
@@ -110,7 +48,7 @@ def short_name(func: Any) -> str:
 def is_free(func: Any) -> bool:
     """Whether an operator launches nothing: it makes a view, or memory."""
     name = short_name(func)
-    if name in FREE or func.namespace == "prim":
+    if name in OPERATORS.free or func.namespace == "prim":
         return True
     returns = func._schema.returns
     aliased = [r.alias_info is not None and not r.alias_info.is_write for r in returns]
@@ -141,17 +79,17 @@ def traffic(func: Any, operands: Sequence[Any], results: Sequence[Any]) -> float
         return 0.0
     name = short_name(func)
     written = sum(map(nbytes, results))
-    if name in WRITES_ONLY:
+    if name in OPERATORS.writes_only:
         return written
-    if name in LOOKS_UP:
+    if name in OPERATORS.looks_up:
         return 2.0 * written + sum(map(nbytes, operands[1:]))
-    if name in OVERWRITES:
+    if name in OPERATORS.overwrites:
         operands = operands[1:]
     once = {(tensor.untyped_storage()._cdata, tensor.storage_offset()): nbytes(tensor) for tensor in operands}
     largest = max(once.values(), default=0.0)
-    if name in PICKS:
+    if name in OPERATORS.picks:
         return written + sum(once.values()) - largest
-    return written + sum(once.values()) + READ_AGAIN.get(name, 0.0) * largest
+    return written + sum(once.values()) + OPERATORS.read_again.get(name, 0.0) * largest
 
 
 def launches(func: Any, results: Sequence[Any]) -> int:
@@ -161,7 +99,7 @@ def launches(func: Any, results: Sequence[Any]) -> int:
     name = short_name(func)
     if name == "convolution_backward":
         return sum(1 for tensor in results if tensor.dim() > 1)
-    return LAUNCHES.get(name, 1)
+    return OPERATORS.launches.get(name, 1)
 
 
 def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> float:
@@ -184,4 +122,4 @@ def is_uncounted(func: Any) -> bool:
     """Whether an operator may do arithmetic that no formula counts: one of another library, or of dense algebra."""
     if func._overloadpacket in flop_registry or func.namespace in {"prim", "profiler"}:
         return False
-    return func.namespace != "aten" or short_name(func).startswith(UNCOUNTED)
+    return func.namespace != "aten" or short_name(func).startswith(OPERATORS.uncounted)
