@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from clustersim.collectives.base import bus_factor
-from clustersim.files.traces.unread import TABLE
+from clustersim.files.traces.unread import shared_advice
 
 Cells: TypeAlias = dict[str, list[str]]
 """Column name -> its cells, out of place first."""
@@ -53,7 +53,7 @@ FEWEST = 4
 def no_table(text: str) -> str:
     """Why a text of nccl-tests has no table: commas part its columns, as a sheet's, or it has no header."""
     if any("busbw" in line and line.count(",") >= FEWEST for line in text.splitlines()):
-        instead = TABLE.removeprefix("give ")
+        instead = shared_advice("table").removeprefix("give ")
         return f"columns of nccl-tests parted by commas are not read: give the log as it was printed, or {instead}"
     return "no table of nccl-tests: no header with size, count, type, time, algbw and busbw"
 

@@ -28,7 +28,7 @@ from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.joining import join
 from clustersim.files.traces.profiled import BEHIND, UNNAMED, UNSIZED, ProfiledWork, RankCollective, RankTrace, unsized
 from clustersim.files.traces.samples import dtype_of, kind_of
-from clustersim.files.traces.unread import ROCPROF
+from clustersim.files.traces.unread import shared_advice
 
 _MAGIC = b"SQLite format 3\0"
 _CALLS = {
@@ -99,7 +99,7 @@ class _Export:
         self.path = path
         tables = {name for (name,) in base.execute("select name from sqlite_master where type = 'table'")}
         if any(name.startswith("rocpd_") for name in tables):
-            raise TraceError(f"{path}: is rocprofv3's database, which is not read; {ROCPROF}")
+            raise TraceError(f"{path}: is rocprofv3's database, which is not read; {shared_advice('rocprof')}")
         for needed in ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"):
             if needed not in tables:
                 raise TraceError(
