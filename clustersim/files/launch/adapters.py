@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from clustersim.core.errors import ClusterSimError, ModelError, ScenarioError
-from clustersim.core.texts import shown
+from clustersim.core.texts import data_table, shown
 from clustersim.files.launch.files import Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.model.adapter_setting import ALL_LINEAR, UnknownTarget, compiled, is_pattern
@@ -22,23 +22,12 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Table as Tables
 
 Options = Mapping[Key, OptionValue]
-USUAL_TARGETS = ("q_proj", "v_proj")
-"""Of PEFT where nobody says them, for Llama and its kin (peft/utils/constants.py)."""
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "up_proj", "gate_proj")
-"""Of PEFT's example where nobody says them."""
 WORD = re.compile(r"[A-Za-z_][\w.-]*")
 TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
 
 
 class AdapterWords(msgspec.Struct, frozen=True):
-    """How one library asks for adapters.
-
-    Parameters
-    ----------
-    option, values : the option that turns them on, and its values that mean LoRA. rank, targets, dropout, saved,
-    packed, double : names of the options that say each. usual : what is taken where the first three, and the last, are
-    not said; None must be said.
-    """
+    """How one library asks for adapters: a row of ``data/adapters.toml``, which says what each field is."""
 
     option: str
     values: tuple[str, ...]
@@ -47,94 +36,16 @@ class AdapterWords(msgspec.Struct, frozen=True):
     saved: str
     packed: tuple[str, ...]
     double: str
-    usual: tuple[int | None, tuple[str, ...] | None, float, bool]
+    usual_rank: int | None = None
+    usual_targets: tuple[str, ...] | None = None
+    usual_dropout: float = 0.0
+    usual_double: bool = False
 
 
-LIBRARIES = (
-    AdapterWords(  # of PEFT's own example (huggingface/peft examples/sft/train.py)
-        "use_peft_lora",
-        ("true", "1", "yes"),
-        "lora_r",
-        "lora_target_modules",
-        "lora_modules_to_save",
-        ("use_4bit_quantization",),
-        "use_nested_quant",
-        (64, LINEARS, 0.1, False),
-    ),
-    AdapterWords(
-        "use_peft",
-        ("true", "1", "yes"),
-        "lora_r",
-        "lora_target_modules",
-        "lora_modules_to_save",
-        ("load_in_4bit",),
-        "use_bnb_nested_quant",
-        (16, USUAL_TARGETS, 0.05, False),
-    ),
-    AdapterWords(
-        "adapter",
-        ("lora", "qlora"),
-        "lora_r",
-        "lora_target_modules",
-        "lora_modules_to_save",
-        ("load_in_4bit",),
-        "bnb_config_kwargs.bnb_4bit_use_double_quant",
-        (None, None, 0.0, True),
-    ),
-    AdapterWords(
-        "finetuning_type",
-        ("lora",),
-        "lora_rank",
-        "lora_target",
-        "additional_target",
-        ("quantization_bit",),
-        "double_quantization",
-        (8, (ALL_LINEAR,), 0.0, True),
-    ),
-    AdapterWords(
-        "swift_tuner",
-        ("lora",),
-        "lora_rank",
-        "target_modules",
-        "modules_to_save",
-        ("quant_bits",),
-        "bnb_4bit_use_double_quant",
-        (8, (ALL_LINEAR,), 0.05, True),
-    ),
-    AdapterWords(
-        "peft_type",
-        ("lora",),
-        "r",
-        "target_modules",
-        "modules_to_save",
-        ("load_in_4bit",),
-        "bnb_4bit_use_double_quant",
-        (8, USUAL_TARGETS, 0.0, False),
-    ),
-)
+LIBRARIES = msgspec.convert(data_table("adapters")["library"], list[AdapterWords])
 NAMED = re.compile(r"(-unsloth)?-bnb-4bit$")
 """The ending of a model's name on the hub whose weights are saved in bitsandbytes' 4 bits, and loaded so."""
-IDLE = frozenset(
-    (
-        "lora_alpha",
-        "lora_task_type",
-        "use_rslora",
-        "bnb_4bit_quant_type",
-        "bnb_4bit_compute_dtype",
-        "bnb_4bit_quant_storage",
-        "bnb_4bit_quant_storage_dtype",
-        "quantization_type",
-        "task_type",
-        "inference_mode",
-        "bias",
-        "fan_in_fan_out",
-        "lora_fan_in_fan_out",
-        "init_lora_weights",
-        "base_model_name_or_path",
-        "torch_dtype",
-        "dtype",
-    )
-)
+IDLE = frozenset(data_table("adapters")["idle"])
 """What says nothing more of a step, or is read with the adapters."""
 
 
@@ -249,7 +160,7 @@ class _Asked(msgspec.Struct):
             plain = [ALL_LINEAR if word in {"all", "all-linear", "all_linear"} else word for word in words]
             self._say("target_modules", name, list(dict.fromkeys(plain)))
             return []
-        usual = self.words.usual[1]
+        usual = self.words.usual_targets
         if usual is None:
             raise self._missing("lora_target_modules or lora_target_linear", "which linears have an adapter")
         self.fields["model.adapter.target_modules"] = list(usual)
@@ -257,7 +168,7 @@ class _Asked(msgspec.Struct):
 
     def rank(self) -> None:
         """Of their products."""
-        usual = self.words.usual[0]
+        usual = self.words.usual_rank
         if self.words.rank in self.read:
             self._say("rank", self.words.rank, number(self.read[self.words.rank][1], whole=True))
         elif usual is None:
@@ -269,8 +180,8 @@ class _Asked(msgspec.Struct):
         """Dropout, modules that are trained whole, and the frozen weights' types."""
         if "lora_dropout" in self.read:
             self._say("dropout", "lora_dropout", float(number(self.read["lora_dropout"][1])))
-        elif self.words.usual[2]:
-            self.fields["model.adapter.dropout"] = self.words.usual[2]
+        elif self.words.usual_dropout:
+            self.fields["model.adapter.dropout"] = self.words.usual_dropout
         saved = self.words.saved
         if saved in self.read and (modules := _modules(self.read[saved][1])):
             self._say("modules_to_save", saved, modules)
@@ -297,7 +208,7 @@ class _Asked(msgspec.Struct):
             if four:
                 self._say("load_in_4bit", name, True)
                 said = double in self.read
-                both = flag(self.read[double][1]) if said else self.words.usual[3]
+                both = flag(self.read[double][1]) if said else self.words.usual_double
                 self.fields["model.adapter.bnb_4bit_use_double_quant"] = both
                 self.used.update({self.read[double][0]} if said else ())
         method = self.read.get("quantization_method") or self.read.get("quant_method")

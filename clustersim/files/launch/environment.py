@@ -7,36 +7,11 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
-from clustersim.core.texts import short
+from clustersim.core.texts import data_table, short
 from clustersim.files.launch.shell_directives import ScriptVariables
 
-_PINS = "NCCL chooses for each size; [[run.pins]] says what it is known to choose"
-_NODE = "GPUs of a node send as the topology joins them; [node] p2p = false in a file of one is peer-to-peer off"
-_NETWORK = "nodes send over the NICs of the topology, as it joins them; take a topology of TCP, or a file of one"
-_CHANNELS = "NCCL's channels are those that it searches for on the topology"
-_HOST = "the host runs ahead of the GPU's streams"
-_OFF = frozenset({"", "0"})
-CHANGES: dict[str, tuple[str, frozenset[str]]] = {
-    "NCCL_ALGO": (_PINS, frozenset({""})),
-    "NCCL_PROTO": (_PINS, frozenset({""})),
-    "NCCL_NVLS_ENABLE": (_PINS, frozenset({"", "1", "2"})),
-    "NCCL_COLLNET_ENABLE": (_PINS, _OFF),
-    "NCCL_P2P_DISABLE": (_NODE, _OFF),
-    "NCCL_P2P_LEVEL": (_NODE, frozenset({"", "NVL", "PIX", "PXB", "PHB", "SYS"})),
-    "NCCL_SHM_DISABLE": (_NODE, _OFF),
-    "NCCL_IB_DISABLE": (_NETWORK, _OFF),
-    "NCCL_NET": (_NETWORK, frozenset({""})),
-    "NCCL_NET_GDR_LEVEL": (_NETWORK, frozenset({"", "PIX", "PXB", "PHB", "SYS", "2", "3", "4", "5"})),
-    "NCCL_NET_GDR_DISABLE": (_NETWORK, _OFF),
-    "NCCL_MIN_NCHANNELS": (_CHANNELS, frozenset({""})),
-    "NCCL_MAX_NCHANNELS": (_CHANNELS, frozenset({""})),
-    "NCCL_MIN_CTAS": (_CHANNELS, frozenset({""})),
-    "NCCL_MAX_CTAS": (_CHANNELS, frozenset({""})),
-    "NCCL_NTHREADS": (_CHANNELS, frozenset({""})),
-    "NCCL_BUFFSIZE": (_CHANNELS, frozenset({""})),
-    "NCCL_TOPO_FILE": ("NCCL reads the topology; clustersim new topology --from FILE makes one", frozenset({""})),
-    "NCCL_GRAPH_FILE": (_CHANNELS, frozenset({""})),
-    "CUDA_LAUNCH_BLOCKING": (_HOST, _OFF),
+CHANGES: dict[str, tuple[str, list[str]]] = {
+    name: (row["what"], usual) for row in data_table("launch_words")["played"] for name, usual in row["usual"].items()
 }
 """Variables that change what a step takes and that no field says: what is played, and the values that ask for it
 (NCCL's user guide, "Environment Variables"; CUDA's programming guide)."""

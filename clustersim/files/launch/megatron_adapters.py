@@ -10,46 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from clustersim.core.errors import ScenarioError, nearest
-from clustersim.core.texts import short, shown
+from clustersim.core.texts import data_table, short, shown
 from clustersim.files.launch.adapters import flag, number
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.model.adapter_setting import MEGATRON_LINEARS
 
-CLASSES = {
-    "LoRA": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
-    "CanonicalLoRA": (
-        "linear_q",
-        "linear_k",
-        "linear_v",
-        "linear_proj",
-        "linear_fc1_up",
-        "linear_fc1_gate",
-        "linear_fc2",
-    ),
-}
+CLASSES = msgspec.convert(data_table("adapters")["megatron_classes"], dict[str, tuple[str, ...]])
 """Classes of ``peft``, and the linears that have an adapter where nobody says them."""
-OLD_LINEARS = {
-    "attention_qkv": ("linear_qkv",),
-    "attention_dense": ("linear_proj",),
-    "mlp_fc1": ("linear_fc1",),
-    "mlp_fc2": ("linear_fc2",),
-    "attention": ("linear_qkv", "linear_proj"),
-    "mlp": ("linear_fc1", "linear_fc2"),
-    "all": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
-}
+OLD_LINEARS: Mapping[str, Sequence[str]] = data_table("adapters")["old_linears"]
 """NeMo 1's names of linears."""
-IDLE = frozenset(
-    (
-        "_target_",
-        "alpha",
-        "dropout_position",
-        "lora_A_init_method",
-        "lora_B_init_method",
-        "restore_from_path",
-    )
-)
+IDLE = frozenset(data_table("adapters")["megatron_idle"])
 """What says nothing more of a step, or is read with the others."""
 
 

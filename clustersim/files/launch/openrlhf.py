@@ -5,40 +5,13 @@ Names and defaults: openrlhf ``cli/train_sft.py`` and ``models/actor.py`` (0.11.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from clustersim.core.texts import data_table
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.table import FrameworkTable
 
-SECTIONED = {
-    "train.micro_batch_size": "micro_train_batch_size",
-    "train.batch_size": "train_batch_size",
-    "train.max_epochs": "max_epochs",
-    "model.model_name_or_path": "pretrain",
-    "model.gradient_checkpointing_enable": "gradient_checkpointing",
-    "data.max_len": "max_len",
-    "ds.tensor_parallel_size": "ds_tensor_parallel_size",
-    "ds.lora.rank": "lora_rank",
-    "ds.lora.target_modules": "target_modules",
-    "ds.lora.dropout": "lora_dropout",
-    "ds.lora.alpha": "lora_alpha",
-} | {
-    f"ds.{name}": name
-    for name in (
-        "zero_stage",
-        "param_dtype",
-        "zpg",
-        "adam_offload",
-        "attn_implementation",
-        "use_liger_kernel",
-        "grad_accum_dtype",
-        "overlap_comm",
-        "ring_attn_size",
-        "load_in_4bit",
-        "packing_samples",
-        "deepcompile",
-    )
-}
+SECTIONED: Mapping[str, str] = data_table("launch_words")["openrlhf"]
 """Names since 0.10 -> names before, where an option is read or played otherwise."""
 
 

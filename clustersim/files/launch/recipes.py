@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import data_table
 from clustersim.files.launch.files import Document, OptionValue
 from clustersim.files.launch.table import FrameworkTable, load
 from clustersim.model import named_models as models
@@ -193,20 +194,7 @@ _MLP = (("config", "model.mlp_hidden_size"), ("config", "model.mlp_ratio"))
 
 PEFT = "model.peft_config."
 """Of llm-foundry, PEFT's own configuration."""
-OF_PEFT = (
-    "peft_type",
-    "r",
-    "target_modules",
-    "lora_dropout",
-    "modules_to_save",
-    "bias",
-    "lora_alpha",
-    "task_type",
-    "inference_mode",
-    "use_rslora",
-    "init_lora_weights",
-    "fan_in_fan_out",
-)
+OF_PEFT: Sequence[str] = data_table("adapters")["peft"]
 """What PEFT's configuration says of LoRA; the rest is refused."""
 
 

@@ -6,42 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from clustersim.core.texts import data_table
+
 ScriptVariables: TypeAlias = Mapping[str, "str | list[str]"]
 """What a script sets, by name; a list is an array."""
-LAUNCHERS = {
-    "torchrun",
-    "deepspeed",
-    "accelerate",
-    "srun",
-    "mpirun",
-    "mpiexec",
-    "aprun",
-    "flux",
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands.launch",
-    "deepspeed.launcher.runner",
-    "tune",
-    "axolotl",
-    "llamafactory-cli",
-    "trl",
-    "swift",
-    "megatron",
-    "litgpt",
-    "automodel",
-    "colossalai",
-    "composer",
-}
+LAUNCHERS = frozenset(data_table("launch_words")["launchers"])
 """What starts ranks."""
-DIRECTIVES = {
-    "N": "nodes",
-    "n": "ntasks",
-    "G": "gpus",
-    "J": "job_name",
-    "p": "partition",
-    "t": "time",
-    "c": "cpus_per_task",
-}
+DIRECTIVES: Mapping[str, str] = data_table("launch_words")["directives"]
 """Short options of sbatch and srun."""
 
 

@@ -30,71 +30,11 @@ from clustersim.scenario.file.splitting import ddp_of, splits, with_micro_batche
 from clustersim.scenario.run.parts import located, model_of, placed, transformer_of
 from clustersim.training.schedules import schedule
 
-OURS = (
-    "cluster.",
-    "campaign",
-    "published",
-    "incident",
-    "watchdog",
-    "run.steps",
-    "run.seed",
-    "run.jitter",
-    "run.variation",
-    "run.fidelity",
-    "run.backend",
-    "run.nccl_version",
-    "run.launch",
-    "model.name",
-    "model.hf_config",
-    "model.options",
-)
+OURS = tuple(texts.data_table("launch_words")["ours"])
 """What no launch file says: machine and simulation; and what is said by the model's sizes."""
 
 DEGREES = ("tp", "pp", "cp", "ep")
-EFFECT = {
-    "tp": ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "float8_tp"),
-    "cp": ("cp_comm_type", "cp_load_balancer", "sp_overlap_comm", "hierarchical_context_parallel_sizes"),
-    "pp": (
-        "vpp",
-        "layers_per_virtual_stage",
-        "layout",
-        "schedule",
-        "overlap_p2p_",
-        "decoder_",
-        "account_for_",
-        "first_stage",
-        "last_stage",
-        "partition_method",
-        "pipeline_partitioned",
-        "variable_seq_lengths",
-        "defer_",
-        "deallocate_",
-        "wgrad_",
-        "microbatch_group",
-        "num_microbatches_with",
-        "align_grad_reduce",
-    ),
-    "experts": (
-        "etp",
-        "dispatcher",
-        "flex_backend",
-        "deepep_num_sms",
-        "float8_dispatch",
-        "load_balancing",
-        "router_dtype",
-        "router_fusion",
-        "permute_fusion",
-        "router_padding",
-        "capacity_factor",
-        "min_capacity",
-        "pad_to_capacity",
-        "routing",
-        "drop_tokens",
-        "shared_expert_overlap",
-        "ep_overlap",
-        "delay_wgrad_compute",
-    ),
-}
+EFFECT: Mapping[str, list[str]] = texts.data_table("launch_words")["effect"]
 """Beginnings of ``[parallel]``'s fields that say nothing unless a degree is above 1, or there are experts."""
 
 
