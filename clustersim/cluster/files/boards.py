@@ -20,28 +20,6 @@ WIRES = ("nvlink", "xgmi")
 """Links between the GPUs of a board."""
 FIRST = ("hgx", "dgx")
 """Machines that are as the maker of the GPU builds them, before those of clouds."""
-NIC_PORTS = {
-    "0x1013": ("ConnectX-4", 100.0),
-    "0x1015": ("ConnectX-4 Lx", 25.0),
-    "0x1017": ("ConnectX-5", 100.0),
-    "0x1019": ("ConnectX-5 Ex", 100.0),
-    "0x101b": ("ConnectX-6", 200.0),
-    "0x101d": ("ConnectX-6 Dx", 100.0),
-    "0x101f": ("ConnectX-6 Lx", 25.0),
-    "0x1021": ("ConnectX-7", 400.0),
-    "0x1023": ("ConnectX-8", 800.0),
-    "0xa2d6": ("BlueField-2", 200.0),
-    "0xa2dc": ("BlueField-3", 400.0),
-    "0xefa0": ("EFA", 100.0),
-    "0xefa1": ("EFA", 100.0),
-}
-"""Gb/s of the fastest port, by PCI device id: PCI ID repository (pci-ids.ucw.cz), the makers' data sheets.
-
-EFA: 0xefa0 is what lspci lists on p4d (aws/aws-ofi-nccl issue 64: 4 of 100 Gb/s), 0xefa1 what NCCL dumps of p5 have (32
-of 100 Gb/s: topology/p5.48xl-topo.xml there). Of 0xefa2 and later no public file says both id and rate: it is not here.
-"""
-
-
 USUAL = 100.0
 """Gb/s of a port where nobody says more: of ConnectX-5 and -6 Dx, which most servers with cards have."""
 PORTS = (25.0, 40.0, 50.0, 100.0, 200.0, 400.0, 800.0)
@@ -90,7 +68,7 @@ def nic_rate(device: str, gpus: int, device_id: str, speaks: str) -> NicRate | N
     speaks : a key of :data:`pci.FAMILIES`, or nothing. A machine whose NICs are of another kind tells nothing of their
     rate; where it alone has as many GPUs, and another rate, none is told.
     """
-    port = NIC_PORTS.get(device_id.lower())
+    port = pci.nic_port(device_id)
     if port is not None:
         return NicRate(port[1], f"the fastest port of a {port[0]}")
     machines = _machines(device)

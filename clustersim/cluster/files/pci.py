@@ -10,8 +10,7 @@ from pathlib import Path
 
 from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError, few
-from clustersim.core.paths import data_path
-from clustersim.core.texts import short, toml
+from clustersim.core.texts import data_table, short
 
 _ARCHITECTURES = {"908": ["MI100"], "910": ["MI210", "MI250-GCD", "MI250X-GCD"]}
 """Shipped GPUs of AMD's architectures, as old dumps call them (910: gfx90a): LLVM, "User Guide for AMDGPU Backend"."""
@@ -47,9 +46,19 @@ FAMILIES = {
 
 @lru_cache(maxsize=1)
 def _ids() -> dict[str, list[str]]:
-    path = data_path("data") / "pci_ids.toml"
-    tables = toml(path.read_text(encoding="utf-8"), path.name, TopologyError)
-    return {device: names for table in tables.values() for device, names in table.items()}
+    tables = data_table("pci_ids")
+    ids: dict[str, list[str]] = tables["nvidia"] | tables["amd"]
+    return ids
+
+
+def nic_port(device_id: str) -> tuple[str, float] | None:
+    """The NIC that a PCI device id names, and Gb/s of its fastest port; None of an id that is not known.
+
+    >>> nic_port("0x1021"), nic_port("")
+    (('ConnectX-7', 400.0), None)
+    """
+    nic = data_table("pci_ids")["nics"].get(device_id.lower())
+    return None if nic is None else (nic["name"], nic["port"])
 
 
 def gpus_of(device_id: str) -> list[str]:

@@ -16,6 +16,8 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from statistics import median
 
+from clustersim.core.texts import Table, data_table
+
 _NUMBER = r"\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?"
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 LONGEST = 5_000
@@ -49,118 +51,20 @@ class StepLine:
         return self.pattern.search(line) if self.word in line and len(line) <= LONGEST else None
 
 
-def _row(framework: str, word: str, pattern: str, means: str = "", **more: str | bool) -> StepLine:
-    """A row, ``N`` in its patterns for a number."""
-    numbered = {name: re.compile(text.replace("N", _NUMBER)) for name, text in more.items() if isinstance(text, str)}
-    block = numbered.pop("block", None)
-    rates = tuple((name.replace("_per_", "/").replace("_", " "), rate) for name, rate in numbered.items())
-    return StepLine(
-        framework, word, re.compile(pattern.replace("N", _NUMBER)), means, rates, bool(more.get("passes")), block
-    )
+def _row(entry: Table) -> StepLine:
+    """A row of ``data/step_lines.toml``, ``N`` in its patterns for a number."""
+    rates = tuple((name, _numbered(rate)) for name, rate in entry.get("rates", {}).items())
+    block = _numbered(entry["block"]) if "block" in entry else None
+    plain = {name: entry[name] for name in ("framework", "word", "means", "passes") if name in entry}
+    return StepLine(pattern=_numbered(entry["pattern"]), rates=rates, block=block, **plain)
+
+
+def _numbered(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern.replace("N", _NUMBER))
 
 
 WINDOW = "a mean over a window"
-LINES = (
-    _row(
-        "MaxText",
-        "completed step",
-        r"\bcompleted step: (?P<step>\d{1,12}), seconds: (?P<time>N)",
-        **{"TFLOP/s per device": r"TFLOP/s(?:/device)?: (N)", "tokens/s per device": r"Tokens/s/device: (N)"},
-    ),
-    _row(
-        "LitGPT",
-        "iter time",
-        r"\biter (?P<step>\d{1,12}) (?:\| )?st[Ee]p (?P<update>\d{1,12})\b.*\biter time: (?P<time>N) ?(?P<unit>ms)",
-        passes=True,
-    ),
-    _row(
-        "OpenCLIP",
-        "Batch (t)",
-        r"\bTrain Epoch: \d+ \[\s*(?P<step>\d{1,12})/.*\bBatch \(t\): (?P<time>N)",
-        WINDOW,
-        **{"samples/s per GPU": r"(N)/s/gpu"},
-    ),
-    _row(
-        "fairseq",
-        "wps",
-        r"\bwps\"?[=:] ?\"?(?P<speed>N)\"?, [^|]{0,40}?\bwpb\"?[=:] ?\"?(?P<words>N)",
-        WINDOW,
-        **{"words/s": r"\bwps\"?[=:] ?\"?(N)"},
-    ),
-    _row(
-        "OLMo", "throughput/device/batches_per_second", r"batches_per_second=(?P<rate>N)", WINDOW, block=r"\[step=(N)/"
-    ),
-    _row("OLMo-core", "throughput/device/BPS=", r"BPS=(?P<rate>N)", block=r"\[step=(N)/"),
-    _row("verl", "timing_s/step", r"\bstep:(?P<step>\d{1,12}) - .*timing_s/step:(?P<time>N)"),
-    _row(
-        "NeMo Automodel",
-        "num_label_tokens",
-        r"\| step (?P<step>\d{1,12}) \| epoch .*\| tps N",
-        "by the lines' own times",
-        **{"tokens/s": r"\| tps (N)", "tokens/s per GPU": r"\((N)/gpu\)"},
-    ),
-    _row("ms-swift", "train_speed(iter/s)", r"train_speed\(iter/s\)['\"]: (?P<rate>N)", "a mean since the start"),
-    _row("ms-swift", "train_speed(s/it)", r"train_speed\(s/it\)['\"]: (?P<time>N)", "a mean since the start"),
-    _row(
-        "LLaMA-Factory",
-        '"elapsed_time"',
-        r'"current_steps": (?P<step>\d{1,12}),.*"elapsed_time": "(?P<since>(?:\d+ days?, )?\d+:\d\d:\d\d)"',
-        "between two lines",
-    ),
-    _row(
-        "DeepSpeed's pipeline engine",
-        "iter time (s)",
-        r"\bsteps: (?P<step>\d{1,12}) loss: \S+ iter time \(s\): (?P<time>N)",
-        WINDOW,
-        **{"samples/s": r"samples/sec: (N)"},
-    ),
-    _row(
-        "torchtune",
-        "tokens_per_second_per_gpu",
-        r"\bStep (?P<step>\d{1,12}) \| .*tokens_per_second_per_gpu:N",
-        "by the lines' own times",
-        **{"tokens/s per GPU": r"tokens_per_second_per_gpu:(N)"},
-    ),
-    _row("llm.c", "tok/s", r"\bstep\s+(?P<step>\d{1,12})/\d+ \|.*\| (?P<time>N) (?P<unit>ms) \|"),
-    _row("modded-nanoGPT", "train_time", r"\bstep:(?P<step>\d{1,12})/\d+ .*train_time:(?P<since>N)(?P<unit>ms)"),
-    _row("nanochat", "dt:", r"\bstep\s+(?P<step>\d{1,12})(?:/\d+)?\b.*\| dt: (?P<time>N) ?(?P<unit>ms|s)\b"),
-    _row(
-        "Keras",
-        "/step",
-        r"(?<![\d/])(?P<step>\d{1,12})/\d{1,12} (?:\[|━).*[- ](?P<time>N)(?P<unit>us|ms|s)/step",
-        "a mean over an epoch so far",
-    ),
-    _row(
-        "torch_xla's examples",
-        "GlobalRate=",
-        r"\bStep=(?P<step>\d{1,12}) .*\bRate=N\b",
-        **{
-            "samples/s of a device": r"(?<!Global)Rate=(N)",
-            "samples/s of a device, mean of the run": r"GlobalRate=(N)",
-        },
-    ),
-    _row("timm", "Train:", r"\bTrain: \d+ \[\s*(?P<step>\d{1,12})/.*\bTime: (?P<time>N)s,"),
-    _row(
-        "PyTorch's ImageNet example",
-        "Epoch:",
-        r"\bEpoch: ?\[\d+\]\[\s*(?P<step>\d{1,12})/\d+\]\s+Time\s+(?P<time>N) \(",
-    ),
-    _row(
-        "torchvision's references",
-        "Epoch:",
-        r"\bEpoch: \[\d+\]\s+\[\s*(?P<step>\d{1,12})/\d+\]\s+eta:.*\btime: (?P<time>N)",
-        WINDOW,
-    ),
-    _row(
-        "MMEngine",
-        " time: ",
-        r"\b(?:Epoch|Iter)(?:\(train\))?\s+(?:\[\d+\])?\[\s*(?P<step>\d{1,12})/\d+\].*(?<!_)\btime: (?P<time>N)",
-        WINDOW,
-    ),
-    _row("detectron2", "total_loss", r"\biter: (?P<step>\d{1,12}) .*(?<!_)\btime: (?P<time>N)", WINDOW),
-    _row("Levanter", "Progress on:train", r"rate:(?P<rate>N)it/s", "a mean since the start"),
-    _row("Levanter", "Progress on:train", r"rate:(?P<time>N)s/it", "a mean since the start"),
-)
+LINES = tuple(map(_row, data_table("step_lines")["line"]))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from clustersim.core.errors import TraceError
-from clustersim.core.texts import Plain
+from clustersim.core.texts import Plain, data_table
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.files import traces
 from clustersim.files.traces import Samples, files
@@ -43,78 +43,18 @@ ReadFile: TypeAlias = tuple[str, Read]
 ALONE = ("step_timers", "nccl_tests", "nccl_tests_json")
 """Formats whose files are read one by one."""
 
-NEXT = {
-    "slow_gpu": "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER there; whether its batches are as large as others'; swap the "
-    "GPU, or leave its machine out",
-    "hot_gpu": "nvidia-smi -q -d TEMPERATURE,PERFORMANCE there: fans, dust, the inlet; leave its machine out",
-    "ecc_stall": "nvidia-smi -q -d ECC,ROW_REMAPPER and Xid 63, 64, 94 in dmesg there; reset the GPU, or swap it",
-    "slow_host": "the host there: CPU governor, other processes, PCIe width (nvidia-smi -q), its own nccl-tests",
-    "slow_data": "the data loader there: its workers, its disk or mount, py-spy dump of the process",
-    "garbage_collection": "py-spy record of the process there; gc.disable(), and gc.collect() at one step for all",
-    "blocking_checkpoint": "how long a save takes and how often: an asynchronous save, a faster file system",
-    "slow_link": "ibstat and the cable there (lanes, speed, error counters); the port of its switch",
-    "flapping_link": "the cable and transceiver there (dmesg, link_downed), and the retry budget NCCL_IB_TIMEOUT",
-    "congestion": "counters of the switches (PortXmitWait of their up-links), and which jobs share them",
-    "lost_nic": "ibstat and lspci there; NCCL_IB_HCA of the job",
-    "wrong_rail": "the cables there, against the plan of the network; swap the two",
-    "far_nic": "nvidia-smi topo -m there, CPU affinity and which slot the NIC is in",
-    "gdr_off": "lsmod | grep nvidia_peermem there, the driver's version, NCCL_NET_GDR_LEVEL",
-    "other_rack": "the job's list of machines against the plan of the network; ask the scheduler for one block",
-    "dead_link": "ibstat and dmesg there, the switch's port; restart without that machine",
-    "dead_rank": "the last lines of its own log, dmesg (out of memory, Xid), and the exit code",
-    "stopped_rank": "the state of its process (ps, /proc/PID/stack): stopped, or waiting for a disk",
-    "stuck_kernel": "Xid errors in dmesg, nvidia-smi there, cuda-gdb or a core dump of its GPU",
-    "stuck_message": "the GPUs and NICs at both ends (Xid, ibstat); whether both send first",
-    "missing_call": "py-spy dump of it: an exception, a branch or loader that only it has, a GPU that it waits for",
-    "other_kind": "the line of code that calls it there: a branch that only this rank takes",
-    "other_size": "the shapes there: uneven batches, a last batch, padding",
-    "other_type": "dtypes there: autocast, a parameter that was not cast",
-    "other_order": "the order in which its modules and hooks run: a branch, or threads that share a process group",
-    "other_group": "which process group the call there is given: the mesh's dimension, a default that is meant for all",
-    "uneven_batches": "how many batches each rank has: the sampler, drop_last, DDP's join()",
-    NOTHING: "nothing here; a fault may be in what no file was given of",
-}
+NEXT: Mapping[str, str] = data_table("diagnosis")["next"]
 """What to look at next."""
-NEXT_ON_CPU = {
-    "slow_gpu": "whether its batches are as large as others', cores that the rank is bound to (taskset -pc), its "
-    "threads (OMP_NUM_THREADS), other processes there (top), governor and clock (turbostat); leave its machine out",
-    "slow_host": "the host there: CPU governor, other processes, its memory (numastat)",
-    "dead_rank": "the last lines of its own log, dmesg (out of memory), and the exit code",
-    "missing_call": "py-spy dump of it: an exception, a branch or loader that only it has",
-    "far_nic": "lstopo there: CPU affinity and which slot the NIC is in",
-}
+NEXT_ON_CPU: Mapping[str, str] = data_table("diagnosis")["next_on_cpu"]
 """The same where no GPU is."""
-NEXT_ON_AMD = {
-    "slow_gpu": "amd-smi metric (clocks, power, throttling) there; whether its batches are as large as others'; swap "
-    "the GPU, or leave its machine out",
-    "hot_gpu": "amd-smi metric --temperature --power there: fans, dust, the inlet; leave its machine out",
-    "ecc_stall": "amd-smi metric --ecc, amd-smi bad-pages and RAS lines of dmesg there; reset the GPU, or swap it",
-    "slow_host": "the host there: CPU governor, other processes, PCIe width (amd-smi metric --pcie), rccl-tests",
-    "far_nic": "rocm-smi --showtopo there, CPU affinity and which slot the NIC is in",
-    "gdr_off": "whether the kernel has peer memory (ib_peer_mem or dma-buf) there, NCCL_NET_GDR_LEVEL",
-    "dead_rank": "the last lines of its own log, dmesg (out of memory, amdgpu's lines), and the exit code",
-    "stuck_kernel": "amdgpu's lines of dmesg (reset, page fault), amd-smi there, rocgdb or a core dump of its GPU",
-    "stuck_message": "the GPUs and NICs at both ends (dmesg, ibstat); whether both send first",
-}
+NEXT_ON_AMD: Mapping[str, str] = data_table("diagnosis")["next_on_amd"]
 """The same of AMD's GPUs."""
 NEXT_OF_MORE_WORK = "how many samples and tokens it has beside others: the sampler, lengths, padding; share them evenly"
 """The same of a rank that has more to do."""
 OF_GPUS = frozenset({"hot_gpu", "ecc_stall", "gdr_off", "stuck_kernel"})
 """Causes that only a job on GPUs can have; a slow rank is there for either."""
 
-SOURCES = {
-    "dumps": "Flight Recorder dumps of every rank (TORCH_FR_BUFFER_SIZE=2000)",
-    "watchdog": "the job's log with the lines of PyTorch's watchdog",
-    "launcher": "torchrun's log of every machine",
-    "profiles": "Kineto profiles of every rank over the same steps",
-    "inspector": "the log of NCCL's inspector plugin, of every rank",
-    "steps": "the framework's log of steps, with timers of all ranks",
-    "nccl": "NCCL_DEBUG=INFO logs of every machine",
-    "counters": "counters of the NICs of every machine (node_exporter's infiniband collector)",
-    "gpus": "counters of the GPUs of every machine (dcgm-exporter)",
-    "cabling": "the list of cables of the network (ibnetdiscover -p)",
-    "tests": "nccl-tests of these machines, from now and from when all was well (with `before` in the file's name)",
-}
+SOURCES: Mapping[str, str] = data_table("diagnosis")["sources"]
 """Every kind of evidence, in words."""
 TELLS: Mapping[str, frozenset[str]] = {
     "dumps": HANGING,
@@ -272,7 +212,7 @@ def _job(read: Sequence[ReadFile], on_cpu: bool, *, beside: bool) -> _Job:
 def _told(suspect: Suspect, share: float, job: _Job) -> RankedSuspect:
     places = (suspect.place, suspect.rank, suspect.host, suspect.port)
     more_work = suspect.kind in NAMES_OF_MORE_WORK and suspect.rank in job.more_work
-    following = NEXT | (NEXT_ON_CPU if job.on_cpu else {}) | (NEXT_ON_AMD if job.on_amd else {})
+    following = {**NEXT, **(NEXT_ON_CPU if job.on_cpu else {}), **(NEXT_ON_AMD if job.on_amd else {})}
     look_at = NEXT_OF_MORE_WORK if more_work else following[suspect.kind]
     return RankedSuspect(suspect.kind, *places, round(share, 4), look_at, job.on_cpu, job.beside, more_work)
 
