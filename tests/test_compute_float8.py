@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernel_times import time_in
 
-from clustersim.core.device import Figure, device
+from clustersim.core.device import SourcedFigure, device
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel
 from clustersim.model.kernels import linear, sharing_input
@@ -162,7 +162,7 @@ def test_operands_are_read_once_and_written_in_both_layouts(recipe: str, name: s
 
 def test_a_step_and_the_law_give_a_cast_the_same_seconds() -> None:
     """Of a GPU whose copies run at the law's share of its bandwidth."""
-    gpu = replace(H100, stream=Figure(kernel_laws().stream.stream, "a test"))
+    gpu = replace(H100, stream=SourcedFigure(kernel_laws().stream.stream, "a test"))
     step = setting(gpu, Execution("fp8", "fp8"))
     alone = stream_seconds(kernel_laws().stream, sheet_of(gpu, "bf16"), np.array([2.0, 4.0]) * 1000 * 512)
     assert cast_seconds(step, linear("up", 1000, 512, 2048), 1, "F") == pytest.approx(float(alone.sum()))

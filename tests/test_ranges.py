@@ -27,7 +27,8 @@ from clustersim.scenario.result.trust import THIN, THIN_KINDS, block_flops, kind
 from clustersim.scenario.run.parts import model_of
 from clustersim.training.strategies import STRATEGIES
 from tests.evidence.evidence import coverage, distances, quantile, widening
-from tests.evidence.unseen_steps import unseen_steps
+from tests.evidence.unseen_steps import timed_kinds
+from tests.evidence.validate_steps import of_memory
 from tests.tables import table_rows
 
 GROUPS = st.lists(st.lists(st.floats(0, 10), min_size=1, max_size=20).map(np.array), min_size=1, max_size=6)
@@ -104,7 +105,7 @@ def test_rows_carry_their_range_and_the_share_within_is_counted():
 
 @pytest.mark.parametrize("kind", [*STRATEGIES, "split", "experts", *THIN_KINDS.values(), "never heard of"])
 def test_every_kind_of_strategy_has_a_range(kind):
-    for one in (ranges.of_step(kind), ranges.of_step(kind, "mosaic"), ranges.of_memory()):
+    for one in (ranges.of_step(kind), ranges.of_step(kind, "mosaic"), of_memory()):
         assert 0 < one.p50 < one.p90
     assert ranges.of_step(kind).known == "similar"
 
@@ -217,7 +218,7 @@ def test_generations_with_steps_are_those_with_eight_in_the_tables():
     names = [row["topology"] for row in measured if row["topology"]]
     counts = Counter(fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names)
     others = {"experts", *THIN_KINDS.values()}
-    counts.update(step.arch for step in unseen_steps() if step.first_error is not None and step.kind not in others)
+    counts.update(arch for arch, kind in timed_kinds() if kind not in others)
     assert min(counts.values()) < command.FEWEST <= max(counts.values())
     for arch, count in counts.items():
         assert ranges.has_steps(arch) == (count >= command.FEWEST), arch

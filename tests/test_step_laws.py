@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from clustersim.core.device import Device, Figure, device, devices, families
+from clustersim.core.device import Device, SourcedFigure, device, devices, families
 from clustersim.core.errors import ModelError
 from clustersim.core.gpu_file import load
 from clustersim.core.model import Kernel
@@ -55,7 +55,7 @@ def in_a_burst(gpu: Device, stream: float) -> Device:
     level = sustained_level(setting(gpu, Execution("bf16", "bf16")))
     figure = replace(gpu.matmul["bf16"], value=gpu.matmul["bf16"].value * level)
     matmul = MappingProxyType({**gpu.matmul, "bf16": figure})
-    return replace(gpu, matmul=matmul, stream=Figure(stream, "a test"))
+    return replace(gpu, matmul=matmul, stream=SourcedFigure(stream, "a test"))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])

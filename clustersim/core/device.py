@@ -20,7 +20,7 @@ from clustersim.core.units import parse_bandwidth, parse_bytes, parse_flops, par
 
 
 @dataclass(frozen=True)
-class Figure:
+class SourcedFigure:
     """A number with where it comes from.
 
     Parameters
@@ -100,8 +100,8 @@ class Device:
     matmul : dtype -> the best measured matmul rate (MAMF), a fraction of ``peak``. stream : STREAM-like bandwidth, a
         fraction of ``memory_bandwidth``.
     attention : fused kernel -> head dimension -> :class:`FlashRate`, where charts have it; empty of a kernel that
-        follows the kernel law. kernel_floor : Figure [s], the least time of one kernel
-        in a busy stream. launch : Figure [s], host time to launch one kernel from an eager framework.
+        follows the kernel law. kernel_floor : SourcedFigure [s], the least time of one kernel
+        in a busy stream. launch : SourcedFigure [s], host time to launch one kernel from an eager framework.
     source : str, of the peak rates. notes : which figures are estimates or assumed. p2p : whether its driver lets it
         read another one over PCIe. assumed : figures that nobody stated.
     fp32_matrices : its matrix units multiply fp32, too.
@@ -119,11 +119,11 @@ class Device:
     l2: float
     nvlink_links: int
     tdp: float
-    matmul: Mapping[str, Figure]
-    stream: Figure
+    matmul: Mapping[str, SourcedFigure]
+    stream: SourcedFigure
     attention: Mapping[str, Mapping[int, FlashRate]]
-    kernel_floor: Figure
-    launch: Figure
+    kernel_floor: SourcedFigure
+    launch: SourcedFigure
     source: str
     notes: tuple[str, ...] = field(default=())
     usd_per_gpu_hour: float = 0.0
@@ -174,7 +174,7 @@ def with_efficiencies(device: Device, values: Mapping[str, float]) -> Device:
     >>> with_efficiencies(device("H100-SXM5-80GB"), {"matmul.bf16": 0.5}).matmul["bf16"].value
     0.5
     """
-    fitted = {name: Figure(value, "fitted to this machine's measurements") for name, value in values.items()}
+    fitted = {name: SourcedFigure(value, "fitted to this machine's measurements") for name, value in values.items()}
     matmul = {d: fitted.get(f"matmul.{d}", figure) for d, figure in device.matmul.items()}
     plain = {name: fitted.get(name, getattr(device, name)) for name in ("stream", "kernel_floor", "launch")}
     return replace(device, matmul=MappingProxyType(matmul), **plain)
@@ -307,8 +307,8 @@ def build(name: str, entry: Table) -> Device:
     estimate = f"estimated from family {entry['family']}: {family['source']}"
     own = {dtype: _figure(pair) for dtype, pair in entry.get("matmul", {}).items()}
     unseen = family.get("unmeasured", ())
-    matmul = {d: own.get(d) or Figure(family["matmul"][d], estimate, True, d in unseen) for d in peak}
-    stream = _figure(entry["stream"]) if "stream" in entry else Figure(family["stream"], estimate, True)
+    matmul = {d: own.get(d) or SourcedFigure(family["matmul"][d], estimate, True, d in unseen) for d in peak}
+    stream = _figure(entry["stream"]) if "stream" in entry else SourcedFigure(family["stream"], estimate, True)
     half = peak.get("fp16", peak["fp32"])
     guessed = [f"{dtype} matmul" for dtype, f in matmul.items() if f.estimated] + ["bandwidth"] * stream.estimated
     notes = (f"{name}: {', '.join(guessed)} share estimated, not measured on this device",) if guessed else ()
@@ -330,8 +330,8 @@ def build(name: str, entry: Table) -> Device:
         matmul=MappingProxyType(matmul),
         stream=stream,
         attention=MappingProxyType({k: _rates(table, half) for k, table in family["attention"].items()}),
-        kernel_floor=Figure(parse_time(times["kernel_floor"]), times["kernel_floor_source"]),
-        launch=Figure(parse_time(times["launch"]), times["launch_source"]),
+        kernel_floor=SourcedFigure(parse_time(times["kernel_floor"]), times["kernel_floor_source"]),
+        launch=SourcedFigure(parse_time(times["launch"]), times["launch_source"]),
         source=entry["source"],
         notes=notes + assumed_notes(name, assumed),
         usd_per_gpu_hour=float(entry.get("price", 0.0)),
@@ -389,9 +389,9 @@ def _whole_entry(name: str, table: Table) -> Table:
     return entry
 
 
-def _figure(pair: list[Any]) -> Figure:
+def _figure(pair: list[Any]) -> SourcedFigure:
     value, source = pair
-    return Figure(float(value), source, estimated=source.startswith("estimated"))
+    return SourcedFigure(float(value), source, estimated=source.startswith("estimated"))
 
 
 def _rates(table: dict[str, list[float]], peak: float) -> Mapping[int, FlashRate]:

@@ -47,6 +47,11 @@ class PredictionRange(msgspec.Struct, frozen=True):
     known: str
     outside: str = ""
 
+    @classmethod
+    def of(cls, entry: Table, known: str) -> PredictionRange:
+        """A range of ``data/ranges.toml``."""
+        return cls(float(entry["p50"]), float(entry["p90"]), int(entry["rows"]), int(entry["groups"]), known)
+
 
 def size_class(nbytes: float) -> str:
     """The three ranges of sizes in which different physics rule: latency, the pipeline, bandwidth."""
@@ -179,7 +184,7 @@ def collective_words(around: PredictionRange, nbytes: float, kind: str, nodes: i
 
 def _widened(entry: Table, size: str, of_kind: tuple[str, ...], closeness: str) -> PredictionRange:
     """The range of a size class, times what traits widen it by."""
-    usual = _range(entry[size], closeness)
+    usual = PredictionRange.of(entry[size], closeness)
     p50, p90 = (math.prod(entry["times"][share].get(trait, 1.0) for trait in of_kind) for share in ("p50", "p90"))
     return replace(usual, p50=usual.p50 * p50, p90=usual.p90 * p90)
 
@@ -222,9 +227,9 @@ def of_step(kind: str, source: str = "", arch: str = "", dtype: str = "") -> Pre
     steps = data_table("ranges")["steps"]
     published = steps["published"].get(f"{kind}/{source}")
     if published:
-        around = _range(published, "published")
+        around = PredictionRange.of(published, "published")
     else:
-        around = _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
+        around = PredictionRange.of(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
     if has_steps(arch):
         return around
     unseen = unseen_width(dtype)
@@ -243,23 +248,9 @@ def has_steps(arch: str) -> bool:
     return not arch or arch in data_table("ranges")["steps"]["generations"]
 
 
-def of_memory(source: str = "") -> PredictionRange:
-    """Of the memory that a framework has allocated at its peak."""
-    memory = data_table("ranges")["memory"]
-    if source in memory["published"]:
-        return _range(memory["published"][source], "published")
-    return _range(memory["similar"]["all"], "similar")
-
-
 def as_of() -> str:
     """The day of the validation."""
     return str(data_table("ranges")["date"])
-
-
-def _range(entry: Table, closeness: str) -> PredictionRange:
-    return PredictionRange(
-        float(entry["p50"]), float(entry["p90"]), int(entry["rows"]), int(entry["groups"]), closeness
-    )
 
 
 def alike(a: float, b: float, error: float) -> bool:

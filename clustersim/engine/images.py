@@ -14,6 +14,7 @@ import numpy as np
 from clustersim.cluster import routes as routing
 from clustersim.cluster.routes.alike import places_of_links
 from clustersim.collectives.base import Group, Plan, Request
+from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.topology import Topology
 
@@ -53,8 +54,6 @@ class GroupImages:
 
     def edges(self, request: Request, group: Group, plan: Plan) -> Ints:
         """(E, 3) int: sender, receiver and rail of all that crosses the network in a plan, where it is told."""
-        from clustersim.collectives.registry import ALGORITHMS
-
         home = self.routes.islands.of[group.gpus]
         edges = np.array([[0, 1, -1]] if request.kind == "send" else np.zeros((0, 3)), dtype=np.int64)
         if plan.channels and plan.algorithm in ALGORITHMS and (home != home[0]).any():

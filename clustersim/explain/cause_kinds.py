@@ -14,13 +14,11 @@ from clustersim.core.errors import few
 from clustersim.core.timeline import OpInfo
 from clustersim.explain.charges import Charge
 from clustersim.explain.dimensions import dimension
-from clustersim.explain.knobs import KNOB_NAMED, WIDER
+from clustersim.explain.knobs import FACTOR, KNOB_NAMED, WIDER
 from clustersim.explain.stalls import Causes, costliest
 from clustersim.explain.transfers import CHANGED, OF_LINKS, sort_of
 from clustersim.explain.whatif import link_kinds_of, whatif
 
-FACTOR = 2.0
-"""How much better a remedy is tried: links twice as wide, a host twice as fast."""
 NAMED = 3
 """Subjects of a kind that are named; of more, their number is told."""
 LAUNCHING = frozenset({"calls", "launch", "idle device"})

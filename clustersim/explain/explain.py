@@ -15,10 +15,10 @@ from clustersim.core.units import format_time
 from clustersim.explain.advice import in_own_words, room_words, roomy
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
-from clustersim.explain.cause_kinds import FACTOR, cause_kinds, subjects
+from clustersim.explain.cause_kinds import cause_kinds, subjects
 from clustersim.explain.cause_table import sentence
 from clustersim.explain.critical_path import CriticalPath, critical_path
-from clustersim.explain.knobs import KNOBS
+from clustersim.explain.knobs import FACTOR, KNOBS
 from clustersim.explain.metrics import a_step, step_word
 from clustersim.explain.mixture import MixtureSeconds, mixture
 from clustersim.explain.pieces import KERNELS, Pieces, workers

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+FACTOR = 2.0
+"""How much better a remedy is tried: links twice as wide, a host twice as fast."""
 _INSIDE = {"nvlink": "NVLink", "xgmi": "xGMI", "c2c": "C2C"}
 """What links between the GPUs of a node are called, by kind."""
 COPY = "copy"

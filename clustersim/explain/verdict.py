@@ -13,9 +13,9 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.advice import room_words
 from clustersim.explain.breakdown import breakdown
-from clustersim.explain.cause_kinds import FACTOR, CauseKind, WeighedKind, cause_kinds, subjects, weighed
+from clustersim.explain.cause_kinds import CauseKind, WeighedKind, cause_kinds, subjects, weighed
 from clustersim.explain.cause_table import headline
-from clustersim.explain.knobs import KNOB_NAMED, WIDER
+from clustersim.explain.knobs import FACTOR, KNOB_NAMED, WIDER
 from clustersim.explain.metrics import has_steps, step_word
 from clustersim.explain.pieces import KERNELS, workers
 from clustersim.explain.stalls import Causes
@@ -52,7 +52,7 @@ def verdict(
 ) -> str:
     """What the run came to, and what it loses most by, in one sentence.
 
-    savings : by knob, the share of a step that turning it by :data:`clustersim.explain.cause_kinds.FACTOR` saves, where
+    savings : by knob, the share of a step that turning it by :data:`clustersim.explain.knobs.FACTOR` saves, where
         that is known; elsewhere it is bounded for the costliest kinds of causes.
     remedies : what was tried against the losses of a split model.
     ran : knobs whose savings are of a run of their own; others' are bounds.

@@ -43,7 +43,8 @@ from clustersim.core.device import device
 from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import ClusterSimError, TopologyError
 from clustersim.core.memory_use import MemoryUse
-from clustersim.core.ranges import PredictionRange, of_memory, of_step
+from clustersim.core.ranges import PredictionRange, of_step
+from clustersim.core.texts import data_table
 from clustersim.scenario.result.trust import kind_in
 from clustersim.scenario.run.held import held
 from clustersim.scenario.run.parts import model_of
@@ -255,6 +256,14 @@ def validate_memory(path: str | Path) -> Score:
             "model": lambda row: str(row.cells["model"]),
         },
     )
+
+
+def of_memory(source: str = "") -> PredictionRange:
+    """The range of what a framework has allocated at its peak."""
+    memory = data_table("ranges")["memory"]
+    if source in memory["published"]:
+        return PredictionRange.of(memory["published"][source], "published")
+    return PredictionRange.of(memory["similar"]["all"], "similar")
 
 
 def figure(row: Row) -> str:

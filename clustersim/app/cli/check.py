@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.app.cli.common import json_option, print_json, working
+from clustersim.cluster import files as fabrics
 from clustersim.cluster.files.leaves import spread_words
+from clustersim.core import gpu_file
 from clustersim.core.texts import Plain
 from clustersim.core.units import format_bandwidth, format_bytes
 
@@ -30,10 +32,8 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
     """
     import dataclasses
 
-    from clustersim.cluster import files as fabrics
     from clustersim.collectives.base import Group
     from clustersim.collectives.nccl.uneven import of_group
-    from clustersim.core import gpu_file
 
     if gpu_file.is_gpu(file):
         gpu = gpu_file.load(file)

@@ -11,7 +11,7 @@ import msgspec
 from clustersim.app.cli.common import BACKEND, json_option, print_json, working
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.limits import MOST_VALUES, counted
-from clustersim.core.program import DTYPE_BYTES, REDUCING, ROOTED, SPLIT
+from clustersim.core.program import DTYPE_BYTES, REDUCING, ROOTED, SPLIT, Collective, one_collective
 from clustersim.core.units import parse_message_size, parse_nccl_version
 
 if TYPE_CHECKING:
@@ -273,7 +273,6 @@ def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOpt
     """Seconds when every step of the algorithm is played by itself."""
     from clustersim import engine
     from clustersim.collectives import backends
-    from clustersim.core.program import Collective, one_collective
 
     if request.kind in {"send", "sendrecv"}:
         raise ClusterSimError(f"--fidelity chunk is for collectives; a {request.kind} has one step")

@@ -12,6 +12,7 @@ from clustersim.app.cli.common import PATH, json_option, option_option, print_js
 from clustersim.app.cli.new import write_new
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import together, writing
+from clustersim.core.tomls import toml_text
 from clustersim.files.frameworks import NAMES, WRITTEN
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ def import_(
     error. Nothing in a script is run.
     """
     from clustersim import scenario
-    from clustersim.core.tomls import toml_text
     from clustersim.files import launch as exchange
 
     machine = {"topology": _beside(topology, out), "nodes": nodes, "gpus_per_node": gpus_per_node}

@@ -11,6 +11,7 @@ import click
 
 from clustersim.app.cli.common import format_option, json_option, option_option, print_json, set_option, working
 from clustersim.core.errors import TraceError
+from clustersim.core.paths import RUN_FILE
 from clustersim.core.texts import is_folder
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ def _over(path: Path, *more: Path, fmt: str | None = None) -> LoadedRun:
     """A run that was saved or measured; of a replay's folder, what was simulated."""
     from clustersim.app.cli.replay import SIMULATED, is_replay
     from clustersim.core.facts import RunFacts
-    from clustersim.core.paths import RUN_FILE
     from clustersim.core.saved_run import SavedRun
     from clustersim.files import traces
     from clustersim.files.traces.saved import load_run

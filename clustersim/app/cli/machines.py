@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clustersim.core import gpu_file
+from clustersim.core.device import device
+from clustersim.core.device_names import device_from_text, other_parts
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.paths import shipped
 
@@ -36,7 +38,6 @@ class MachineChoice:
     def gpus(self) -> list[Device]:
         """The kinds of GPU that it has."""
         from clustersim.cluster import files as fabrics
-        from clustersim.core.device import device
 
         if gpu_file.is_own(self.gpu):
             return [gpu_file.load(self.gpu)]
@@ -71,8 +72,6 @@ class MachineChoice:
 
 def taken_for(gpu: str | None, choice: MachineChoice) -> str:
     """Which GPU and machine ``--gpu`` was taken for, and what it could mean besides; empty where nothing is open."""
-    from clustersim.core.device_names import other_parts
-
     if gpu is None or gpu_file.is_own(gpu):
         return ""
     taken = choice.gpus[0]
@@ -108,7 +107,6 @@ def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
     a topology the GPU stands in its sockets. Raises :class:`ClusterSimError` where nothing shipped carries it.
     """
     from clustersim.cluster import files as fabrics
-    from clustersim.core.device_names import device_from_text
 
     if topology is not None:
         fabrics.load(topology)
@@ -127,8 +125,6 @@ def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
 
 def _carrier(gpu: str) -> str:
     """The plainest shipped machine that carries a GPU."""
-    from clustersim.core.device_names import device_from_text
-
     shipped_names = shipped("topologies")
     if (plain := f"hgx-{gpu.lower()}") in shipped_names:
         return plain  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere

@@ -15,6 +15,8 @@ from clustersim.app.cli.machine_texts import changed_machine, mixed_machine
 from clustersim.app.cli.machines import MachineChoice, as_written, machine_of, taken_for
 from clustersim.app.cli.recipes import OF_STRATEGY, RECIPES, USUAL
 from clustersim.app.cli.room import with_room
+from clustersim.core import gpu_file
+from clustersim.core.device_names import device_from_text
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import fresh, writing
 from clustersim.core.texts import short
@@ -222,8 +224,6 @@ def _say_taken(gpus: Sequence[str | None], machines: Sequence[MachineChoice]) ->
 @click.option("--like", default="H200", help="The shipped GPU that it is like.")
 def device(file: Path, like: str) -> None:
     """A GPU of your own, for clustersim run --gpu, cluster.device and [device] of a topology."""
-    from clustersim.core import gpu_file
-    from clustersim.core.device_names import device_from_text
 
     base = device_from_text(like)
     peaks = ", ".join(f'{dtype} = "{rate / 1e12:.6g} TFLOP/s"' for dtype, rate in base.peak.items())

@@ -11,6 +11,7 @@ from clustersim.app.cli.common import PATH, format_option, rank_list, ranks_opti
 from clustersim.app.cli.pictures import picture_path, write_picture
 from clustersim.app.cli.tables import stdout
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.paths import RUN_FILE
 from clustersim.core.units import parse_time
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def span(text: str | None) -> tuple[float, float] | None:
 
 def _run(path: Path, fmt: str | None) -> SavedRun:
     """A saved run, or a trace. Raises :class:`ClusterSimError`."""
-    from clustersim.core.paths import RUN_FILE
     from clustersim.core.saved_run import SavedRun
     from clustersim.files import traces
     from clustersim.files.traces.saved import load_run

@@ -15,6 +15,7 @@ from clustersim.core.errors import ClusterSimError, ModelError, needs
 from clustersim.core.outputs import fresh, ours, writing
 from clustersim.core.texts import shown
 from clustersim.core.units import format_bytes
+from clustersim.model.traced import FORMAT, read_traced
 from clustersim.model.traced.schema import TYPES
 
 if TYPE_CHECKING:
@@ -130,8 +131,6 @@ def _write(file: Path, model_file: ModelFile) -> None:
     """The file, if it reads back as a model in each of its types."""
     import msgspec
 
-    from clustersim.model.traced import FORMAT, read_traced
-
     ours(file, FORMAT.encode())
     with writing(file), fresh(file) as path:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(model_file), indent=1) + b"\n")
@@ -141,8 +140,6 @@ def _write(file: Path, model_file: ModelFile) -> None:
 
 
 def _say(file: Path, model_file: ModelFile) -> None:
-    from clustersim.model.traced import read_traced
-
     lines: list[str] = []
     for place, types in enumerate(TYPES):
         if types not in model_file.works[0]:

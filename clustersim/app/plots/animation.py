@@ -11,8 +11,10 @@ import numpy as np
 
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, titled
 from clustersim.app.plots.style import FAINT, INK, QUIET, series
+from clustersim.collectives.base import Group, Request
 from clustersim.core.arrays import Bools, Floats
 from clustersim.core.errors import ProgramError
+from clustersim.core.program import Collective, one_collective
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 
@@ -124,8 +126,6 @@ def _played(kind: str, algorithm: str, nbytes: float, topology: str, nodes: int,
     from clustersim import engine
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import backends
-    from clustersim.collectives.base import Group, Request
-    from clustersim.core.program import Collective, one_collective
     from clustersim.engine.chunk import schedule_of
 
     machine = fabrics.load(topology, nodes=nodes)

@@ -10,6 +10,7 @@ import numpy as np
 from clustersim.app.plots import layout
 from clustersim.app.plots.drawing import Axes, Figure, new_figure, titled
 from clustersim.app.plots.layout import Places
+from clustersim.app.plots.machine import alt_of, scale_of_loads, tier_name
 from clustersim.app.plots.style import INK, QUIET
 from clustersim.core.arrays import Floats
 
@@ -28,8 +29,6 @@ _BASE = 10.0
 
 def summarised(canvas: MachineCanvas, title: str | None) -> Figure:
     """The network on top, the nodes in the middle, the busiest of them in full at the bottom."""
-    from clustersim.app.plots.machine import alt_of, scale_of_loads
-
     topology = canvas.topology
     tiers = layout.tiers(topology)
     worst = node_loads(canvas)
@@ -60,8 +59,6 @@ def node_loads(canvas: MachineCanvas) -> Floats:
 
 def _network(canvas: MachineCanvas, axes: Axes, tiers: list[list[int]]) -> None:
     """Switches tier by tier, and the cables between tiers."""
-    from clustersim.app.plots.machine import tier_name
-
     places: Places = {}
     for i, tier in enumerate(tiers):
         shown = _sample(tier, canvas)

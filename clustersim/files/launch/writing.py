@@ -29,6 +29,7 @@ from clustersim.scenario.file.schema import Run
 from clustersim.scenario.file.splitting import ddp_of, splits, with_micro_batches
 from clustersim.scenario.run.parts import located, model_of, placed, transformer_of
 from clustersim.training.schedules import schedule
+from clustersim.training.strategies import STRATEGIES
 
 OURS = tuple(texts.data_table("launch_words")["ours"])
 """What no launch file says: machine and simulation; and what is said by the model's sizes."""
@@ -216,8 +217,6 @@ def _of_row(row: LaunchOption, leaves: texts.Table) -> Iterator[tuple[str, Any]]
     if not row.option.endswith(".*"):
         yield row.option, row.written(leaves.get(row.field))
         return
-    from clustersim.training.strategies import STRATEGIES
-
     usual = flat({"strategy": msgspec.to_builtins(STRATEGIES[str(leaves["strategy.kind"])].config())})
     for field, value in leaves.items():
         if field.startswith(row.field[:-1]) and (value != usual.get(field) or field.endswith(".stage")):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from clustersim.collectives.base import Group, Request
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS
 from clustersim.core.errors import TraceError, few, several
 from clustersim.core.program import COLLECTIVES
@@ -125,7 +126,6 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
     Raises :class:`TraceError` where the log does not say how many ranks there are on how many nodes.
     """
     from clustersim.collectives import backends  # most who read a log do not need them
-    from clustersim.collectives.base import Group, Request
 
     ranks = log.ranks
     nodes = log.nodes or topology.n_nodes
@@ -169,7 +169,6 @@ NVLS = ("nvls", "nvls_tree")
 def _on_machine(told: NcclLog, topology: Topology, group: Group) -> Iterator[Cause]:
     """What the log shows to be slower than on the machine that is named."""
     from clustersim.collectives import backends
-    from clustersim.collectives.base import Request
 
     kinds = {cause.kind for cause in told.causes}
     joined_by = {"nvlink", "xgmi"} & set(topology.link_kinds)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from clustersim.core.device import DTYPES, Assumed, Device, Figure, unseen_width
+from clustersim.core.device import DTYPES, Assumed, Device, SourcedFigure, unseen_width
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Execution, setting
 from clustersim.model.seconds.price import price
@@ -83,7 +83,7 @@ def _moved(gpu: Device, entry: Assumed, factor: float) -> Device:
     raise AssertionError(f"nothing moves {entry.moves!r}, which {entry.field} does")
 
 
-def _times(figure: Figure, factor: float) -> Figure:
+def _times(figure: SourcedFigure, factor: float) -> SourcedFigure:
     return replace(figure, value=figure.value * factor)
 
 

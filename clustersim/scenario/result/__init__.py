@@ -15,6 +15,7 @@ from clustersim.core import figures, views
 from clustersim.core.arrays import Columns
 from clustersim.core.cards import card
 from clustersim.core.errors import ClusterSimError, needs
+from clustersim.core.facts import MemoryMoments, RunFacts
 from clustersim.core.memory_states import DOES_NOT_FIT
 from clustersim.core.memory_use import MemoryUse, Verdict
 from clustersim.core.paths import plain
@@ -22,6 +23,9 @@ from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
+from clustersim.explain.knobs import FACTOR
+from clustersim.explain.metrics import summary
+from clustersim.explain.volume import by_dimension, volume
 from clustersim.scenario import Scenario
 from clustersim.scenario.result.notes import outcome_notes
 from clustersim.scenario.result.trust import trust
@@ -79,7 +83,6 @@ class Result:
     @cached_property
     def summary(self) -> Plain:
         """The figures of :func:`clustersim.explain.metrics.summary`."""
-        from clustersim.explain.metrics import summary
         from clustersim.explain.where import told_apart
 
         p = self.prepared
@@ -117,15 +120,11 @@ class Result:
     @cached_property
     def volume_by_dimension(self) -> Columns:
         """Bytes a step moves over each dimension: :func:`clustersim.explain.volume.by_dimension`."""
-        from clustersim.explain.volume import by_dimension
-
         return by_dimension(self.timeline, self.summary["steady_steps"], self.prepared.mesh.workers)
 
     @cached_property
     def volume(self) -> Columns:
         """Bytes a step moves, by op and by kind of link: :func:`clustersim.explain.volume.volume`."""
-        from clustersim.explain.volume import volume
-
         return volume(self.timeline, self.summary["steady_steps"])
 
     @cached_property
@@ -149,7 +148,6 @@ class Result:
     @cached_property
     def in_words(self) -> str:
         """:func:`clustersim.explain.verdict.verdict`; of a long run what it came to alone."""
-        from clustersim.core.facts import RunFacts
         from clustersim.explain.stalls import causes
         from clustersim.explain.verdict import came_to, verdict
 
@@ -254,8 +252,6 @@ class Result:
 
     def _doubled(self) -> Plain:
         """What :class:`clustersim.core.facts.DoubledBatch` says of twice the samples a micro-batch."""
-        from clustersim.explain.cause_kinds import FACTOR
-
         parts = self.prepared
         doubled = parts.verdict_of(parts.resized(int(FACTOR * self.scenario.config.micro_batch_size)))
         host_alone = doubled.state == DOES_NOT_FIT and doubled.of_device != DOES_NOT_FIT
@@ -269,7 +265,6 @@ class Result:
     def facts(self) -> RunFacts:
         """What a saved run carries beside its Timeline: figures, every input, memory over a step, and of a split model
         memory of every stage, and the mesh."""
-        from clustersim.core.facts import MemoryMoments, RunFacts
         from clustersim.scenario.run.mesh_table import drawable
 
         p = self.prepared

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from clustersim.cluster import files as fabrics
 from clustersim.core import gpu_file
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.texts import Table, plain_file
+from clustersim.model import named_models as models
+from clustersim.model.named_models import config_of
 from clustersim.scenario import Scenario
 from clustersim.scenario.run.own_parts import own_parts
 from clustersim.scenario.run.parts import located
@@ -81,8 +84,6 @@ class Fingerprints:
 
     def _model_type(self, scenario: Scenario) -> str:
         """The ``model_type`` of the model's config.json; nothing where none can be read."""
-        from clustersim.model.named_models import config_of
-
         spec = scenario.file.model
         if spec.file is not None:
             return ""
@@ -124,8 +125,6 @@ def identity(inputs: Table, files: Mapping[str, str]) -> Identity:
 
 
 def _paths(kind: str, given: str) -> tuple[Path, ...]:
-    from clustersim.cluster import files as fabrics
-    from clustersim.model import named_models as models
 
     if kind == "topology":
         return fabrics.files(given)

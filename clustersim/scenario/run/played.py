@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from clustersim import engine
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Program
 from clustersim.core.timeline import Timeline
@@ -24,8 +25,6 @@ def backend_of(scenario: Scenario, topology: Topology, mesh: Mesh) -> str:
 
 def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, **how: Any) -> Timeline:
     """Simulate a Program on the software that a scenario says; ``how`` : of :func:`clustersim.engine.simulate`."""
-    from clustersim import engine
-
     run = scenario.file.run
     launch = scenario.strategy.launch or run.launch
     how = {"backend": backend_of(scenario, topology, mesh)} | ({"op_by_op": True} if run.op_by_op else {}) | how

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from clustersim.cluster.files.changes import NO_SUCH_BOARD, NO_SUCH_NODE, WHAT_IF
 from clustersim.cluster.files.check import hidden_parts
 from clustersim.cluster.files.networks import NO_EFFECT
+from clustersim.collectives.base import Group
 from clustersim.core import limits
 from clustersim.core.device import AS_IS, Device, Speed
 from clustersim.core.errors import ScenarioError
@@ -19,6 +20,7 @@ from clustersim.core.program import Program
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, Topology
 from clustersim.core.units import format_bytes, format_time
+from clustersim.engine import need
 from clustersim.engine.hang import Hang
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.incident_table import KINDS
@@ -144,8 +146,6 @@ def _goes_on(scenario: Scenario) -> None:
 
 def _affordable(parts: ScenarioParts, cost: StepCost) -> None:
     """Raise :class:`ScenarioError` where the ops of all passes, at the very least, take more memory than there is."""
-    from clustersim.engine import need
-
     scenario = parts.scenario
     passes = scenario.steps * scenario.config.gradient_accumulation_steps
     whole = parts.split is None
@@ -308,7 +308,6 @@ def _changed(scenario: Scenario, topology: Topology) -> Iterator[str]:
 
 def of_uneven_nodes(scenario: Scenario, topology: Topology, mesh: Mesh) -> Iterator[str]:
     """What NCCL makes of nodes that differ, on a scenario's machine or another that it would be on."""
-    from clustersim.collectives.base import Group
     from clustersim.collectives.nccl.uneven import of_group
 
     if backend_of(scenario, topology, mesh) == "nccl":

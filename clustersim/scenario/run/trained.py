@@ -13,6 +13,7 @@ from clustersim.model.losses import with_loss
 from clustersim.model.packing import with_packing
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.splitting import splits
+from clustersim.training.strategies import STRATEGIES
 from clustersim.training.strategies.zero_config import ZeroConfig
 
 
@@ -78,8 +79,6 @@ def compute_dtype(scenario: Scenario) -> str:
 
 def _refuse_partly(scenario: Scenario) -> None:
     """Raise :class:`ScenarioError` for a strategy that does not play frozen parts."""
-    from clustersim.training.strategies import STRATEGIES
-
     partial_kinds = ", ".join(repr(name) for name, row in STRATEGIES.items() if row.partly)
     if not scenario.strategy.partly:
         raise ScenarioError(

@@ -12,9 +12,8 @@ from clustersim.core.tomls import plainly
 from clustersim.core.units import format_time
 from clustersim.explain.advice import BUT_RUNS_OUT, NO_ROOM
 from clustersim.explain.breakdown import breakdown
-from clustersim.explain.cause_kinds import FACTOR
 from clustersim.explain.explain import Explanation
-from clustersim.explain.knobs import WIDER
+from clustersim.explain.knobs import FACTOR, WIDER
 from clustersim.explain.pieces import PieceState, workers
 from clustersim.explain.step_words import LossRemedy
 from clustersim.explain.whatif import PER_SAMPLE
