@@ -55,12 +55,12 @@ class OpsInLine(msgspec.Struct, eq=False, gc=False):
         if groups and self.groups and (groups != self.groups or op.stream != self.stream):
             return False
         begin = self.begin
-        known = self.needs
+        needed = self.needs
         within = False
         for need in needs:
             if need >= begin:
                 within = True
-            elif need not in known:
+            elif need not in needed:
                 return False
         return within
 
@@ -108,10 +108,10 @@ class LineSearch:
         self._streams: dict[int, _PassStreams] = {}
         self._known: dict[tuple[int, tuple[int, ...]], _FoundInPass] = {}
         done = 0
-        for each in role.ops.passes if isinstance(role.ops, RepeatedOps) else ():
-            self._over(done, each.begin)
-            self._over_pass(each)
-            done = each.end
+        for repeat in role.ops.passes if isinstance(role.ops, RepeatedOps) else ():
+            self._over(done, repeat.begin)
+            self._over_pass(repeat)
+            done = repeat.end
         self._over(done, len(self._ops))
         self._close()
 
@@ -159,53 +159,53 @@ class LineSearch:
                 if need != gate and gate not in needs:
                     self.lines[k].cuts.add(need)
 
-    def _over_pass(self, each: PassRepeat) -> None:
+    def _over_pass(self, repeat: PassRepeat) -> None:
         """Look at a pass; of one that is known, at what it waits for."""
-        op = self._ops[each.begin]
+        op = self._ops[repeat.begin]
         before = self._last.get(op.stream, -1)
         needs = op.after if before < 0 or before in op.after else (*op.after, before)
         fits = self._groups(op) > 0 or (type(op) is Compute and op.stream == COMPUTE_STREAM)
-        if each.tail == each.begin or (self._line and fits and self._line.goes_on(op, self._groups(op), needs)):
-            self._over(each.begin, each.end, each.tail, each.shift)
+        if repeat.tail == repeat.begin or (self._line and fits and self._line.goes_on(op, self._groups(op), needs)):
+            self._over(repeat.begin, repeat.end, repeat.tail, repeat.shift)
             return
         self._close()
-        streams = self._streams_of(each)
-        outside = self._outside(each, streams)
+        streams = self._streams_of(repeat)
+        outside = self._outside(repeat, streams)
         flat = [need for needed in outside.values() for need in needed]
-        key = each.home, tuple(-1 if need < 0 else flat.index(need) for need in flat)
-        known = self._known.get(key)
-        if known is None:
+        key = repeat.home, tuple(-1 if need < 0 else flat.index(need) for need in flat)
+        remembered = self._known.get(key)
+        if remembered is None:
             n_lines = len(self.lines)
-            self._over(each.begin, each.end, each.tail, each.shift)
-            found = tuple(line.moved(0, ()) for line in self.lines[n_lines:])
+            self._over(repeat.begin, repeat.end, repeat.tail, repeat.shift)
+            moved = tuple(line.moved(0, ()) for line in self.lines[n_lines:])
             line = self._line
-            needs = tuple(-1 - flat.index(n) if n < each.begin else n for n in line.needs) if line else ()
-            self._known[key] = _FoundInPass(each.begin, found, line.moved(0, needs) if line else None)
+            needs = tuple(-1 - flat.index(n) if n < repeat.begin else n for n in line.needs) if line else ()
+            self._known[key] = _FoundInPass(repeat.begin, moved, line.moved(0, needs) if line else None)
             return
         for needed in outside.values():
-            self._cut(tuple(needed), each.begin)
-        shift = each.begin - known.begin
-        for line in known.lines:
+            self._cut(tuple(needed), repeat.begin)
+        shift = repeat.begin - remembered.begin
+        for line in remembered.lines:
             self._keep(line.moved(shift, ()))
-        if known.open:
-            needs = tuple(flat[-1 - n] if n < 0 else n + shift for n in known.open.needs)
-            self._line = known.open.moved(shift, needs)
-        self._last.update({stream: each.begin + k for stream, k in streams.last.items()})
+        if remembered.open:
+            needs = tuple(flat[-1 - n] if n < 0 else n + shift for n in remembered.open.needs)
+            self._line = remembered.open.moved(shift, needs)
+        self._last.update({stream: repeat.begin + k for stream, k in streams.last.items()})
 
-    def _streams_of(self, each: PassRepeat) -> _PassStreams:
-        if each.home not in self._streams:
-            names = [op.stream for op in self._ops[each.begin : each.end]]
+    def _streams_of(self, repeat: PassRepeat) -> _PassStreams:
+        if repeat.home not in self._streams:
+            names = [op.stream for op in self._ops[repeat.begin : repeat.end]]
             last = {stream: k for k, stream in enumerate(names)}
             first = {stream: k for k, stream in reversed(list(enumerate(names)))}
-            self._streams[each.home] = _PassStreams(first, last)
-        return self._streams[each.home]
+            self._streams[repeat.home] = _PassStreams(first, last)
+        return self._streams[repeat.home]
 
-    def _outside(self, each: PassRepeat, streams: _PassStreams) -> dict[int, list[int]]:
+    def _outside(self, repeat: PassRepeat, streams: _PassStreams) -> dict[int, list[int]]:
         """What ops of a pass wait for that is outside of it, by their places counted from its begin; -1 where an op is
         the first of its stream."""
         outside = {
-            k: [need for need in self._ops[each.begin + k].after if need < each.begin]
-            for k in range(each.tail - each.begin)
+            k: [need for need in self._ops[repeat.begin + k].after if need < repeat.begin]
+            for k in range(repeat.tail - repeat.begin)
         }
         for stream, k in streams.first.items():
             outside.setdefault(k, []).append(self._last.get(stream, -1))

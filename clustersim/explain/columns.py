@@ -131,27 +131,27 @@ class OpColumns:
 
     def _all(self, column: Column) -> Floats:
         """:attr:`Column.all`, written out once: ops share columns, and are counted from others' columns."""
-        known = self._written.get(id(column))
-        if known is None:
+        remembered = self._written.get(id(column))
+        if remembered is None:
             counted = column.counted(slice(None))
             values = counted if column.since is None else self._all(column.since) + counted
             # With the column, which is told by its identity as long as it is held.
-            known = self._written[id(column)] = column, values
-        return known[1]
+            remembered = self._written[id(column)] = column, values
+        return remembered[1]
 
     def _are_ascending(self, ranks: Ints, *, shared: bool) -> bool:
         """Whether no rank is there twice, and all are in order; of arrays that ops share it is asked once."""
-        known = self._ascending.get(id(ranks)) if shared else None
-        if known is None:
-            known = ranks, len(ranks) < 2 or bool((ranks[1:] > ranks[:-1]).all())
+        remembered = self._ascending.get(id(ranks)) if shared else None
+        if remembered is None:
+            remembered = ranks, len(ranks) < 2 or bool((ranks[1:] > ranks[:-1]).all())
             if shared:
-                self._ascending[id(ranks)] = known
-        return known[1]
+                self._ascending[id(ranks)] = remembered
+        return remembered[1]
 
     def of_rank(self, rank: int, begin: float, end: float) -> RankSpans:
         """Spans of a rank that end at or after ``begin`` and are ready at or before ``end`` [s], by op, then start."""
-        asked = self._asked[rank] = self._asked.get(rank, 0) + 1
-        return self._in_table(rank, begin, end) if asked > OFTEN else self._among_ops(rank, begin, end)
+        times_asked = self._asked[rank] = self._asked.get(rank, 0) + 1
+        return self._in_table(rank, begin, end) if times_asked > OFTEN else self._among_ops(rank, begin, end)
 
     def _among_ops(self, rank: int, begin: float, end: float) -> RankSpans:
         """Op by op, of those that may be open: nothing is made ready for it."""
@@ -194,10 +194,10 @@ class _PlaceOfRank:
         self._known: dict[int, tuple[Ints, int]] = {}
 
     def __call__(self, ranks: Ints) -> int:
-        known = self._known.get(id(ranks))
-        if known is None:
-            known = self._known[id(ranks)] = ranks, int(ranks.searchsorted(self._rank))
-        return known[1]
+        remembered = self._known.get(id(ranks))
+        if remembered is None:
+            remembered = self._known[id(ranks)] = ranks, int(ranks.searchsorted(self._rank))
+        return remembered[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,10 +247,10 @@ class RankSubset:
     def times(self, op: int) -> tuple[Ints, OpSpans]:
         """Numbers of those who did an op, and their spans of it."""
         spans = self.columns.of(op)
-        known = self._places.get(id(spans.ranks))
-        if known is None:
-            known = self._places[id(spans.ranks)] = self._places_of(spans.ranks)
-        _, places, chosen = known
+        remembered = self._places.get(id(spans.ranks))
+        if remembered is None:
+            remembered = self._places[id(spans.ranks)] = self._places_of(spans.ranks)
+        _, places, chosen = remembered
         if chosen is None:
             return places, spans
         return places, OpSpans(spans.ranks[chosen], spans.ready[chosen], spans.start[chosen], spans.end[chosen])

@@ -161,12 +161,12 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
         return None
     least = min(fit.error for fit in fitting)
     best, *alike = [fit for fit in fitting if fit.error <= max(AS_WELL * least, least + 0.01)]
-    alike_texts = tuple(other.structure.words for other in alike)
+    alike_texts = tuple(candidate.structure.words for candidate in alike)
     # A rate that is fitted is bound to leave less than a part that is gone, whose wires explain large messages as well.
     # One that makes a class of sizes worse is no other explanation, unless it leaves half of the error all the same.
     halved = [single for single in singles if single.worse and single.error <= GAIN * _mean(before)]
-    others = [other for other in (*fitting, *halved) if other is not best and other not in alike]
-    wired = [other for other in others if other.wires]
+    remaining = [candidate for candidate in (*fitting, *halved) if candidate is not best and candidate not in alike]
+    wired = [candidate for candidate in remaining if candidate.wires]
     alike_texts += tuple(f"{single.structure.words}, which leaves an error of {single.error:.0%}" for single in wired)
     return Explained(best.structure, _mean(before), best.error, alike_texts, best.times, not best.structure.pinned)
 
@@ -175,12 +175,12 @@ def tried_words(described: NcclTimes) -> str:
     """What :func:`explained` plays of a log's machine, whose rows are ``described`` as its file has it."""
     machine = largest(described)
     kind = machine.node_types[0]
-    words = [*(["NVLS off", "trees off"] if kind.nvls else []), "rings alone", "Simple alone", "both"]
+    names = [*(["NVLS off", "trees off"] if kind.nvls else []), "rings alone", "Simple alone", "both"]
     if machine.n_nodes > 1 and _nics(machine):
-        words += ["no GPUDirect"] if kind.net == "ib" else []
+        names += ["no GPUDirect"] if kind.net == "ib" else []
         bandwidth = errors_by_class(described, described.predict({})).get(LARGE, 0.0)
-        words += ["fewer, slower and faster NICs", "one slow NIC"] if bandwidth >= NOTABLE else []
-    return ", ".join(words)
+        names += ["fewer, slower and faster NICs", "one slow NIC"] if bandwidth >= NOTABLE else []
+    return ", ".join(names)
 
 
 class PlayedStructure:
@@ -287,9 +287,9 @@ def candidates(machine: Topology) -> Iterator[Structure]:
         yield Structure("no GPUDirect (nvidia-peermem is not loaded)", {"net": "ib_host"})
     yield from _fewer(names)
     rate = _rate(machine)
-    for factor, words in ((0.5, "half"), (0.25, "a quarter of"), (2.0, "twice")):
-        words = f"every NIC at {words} its rate, {format_bandwidth(factor * rate)}"
-        yield Structure(words, changes=(Change("node*/nic*", bandwidth=factor * rate),))
+    for factor, how_much in ((0.5, "half"), (0.25, "a quarter of"), (2.0, "twice")):
+        how_much = f"every NIC at {how_much} its rate, {format_bandwidth(factor * rate)}"
+        yield Structure(how_much, changes=(Change("node*/nic*", bandwidth=factor * rate),))
 
 
 def _fewer(names: list[str]) -> Iterator[Structure]:

@@ -186,16 +186,16 @@ def sniff(head: bytes) -> bool:
     parts = _first_two(head)
     if parts and chakra_earlier.year(*parts):
         return True
-    at = 0
+    position = 0
     for kind in ("GlobalMetadata", "Node"):
-        size, begin = varint(head, at)
+        size, begin = varint(head, position)
         if size < 0 or (kind == "Node" and not size):
             return False
-        at = begin + size
-        if not _is_message(head[begin:at], _WIRES[kind], whole=at <= len(head)):
+        position = begin + size
+        if not _is_message(head[begin:position], _WIRES[kind], whole=position <= len(head)):
             return False
-        if at >= len(head):
-            return kind == "Node" or at == len(head) > 1  # a file may hold no node
+        if position >= len(head):
+            return kind == "Node" or position == len(head) > 1  # a file may hold no node
     return True
 
 
@@ -210,16 +210,16 @@ def _first_two(data: bytes | bytearray) -> tuple[bytes, bytes] | None:
 
 def _is_message(data: bytes, wires: dict[int, tuple[int, ...]], *, whole: bool) -> bool:
     """Whether bytes are fields of these numbers and kinds and nothing else."""
-    at = 0
-    while at < len(data):
-        tag, at = varint(data, at)
+    position = 0
+    while position < len(data):
+        tag, position = varint(data, position)
         if tag < 0 or (tag & 7) not in wires.get(tag >> 3, ()):
             return tag < 0 and not whole
-        size, at = varint(data, at)
+        size, position = varint(data, position)
         if size < 0:
             return not whole
-        at += size if tag & 7 == 2 else 0
-    return at == len(data) or not whole
+        position += size if tag & 7 == 2 else 0
+    return position == len(data) or not whole
 
 
 def _metadata(data: bytes) -> str:
@@ -260,17 +260,17 @@ def unframed(data: bytes | bytearray, source: str) -> Iterator[Any]:
                 break
         if offset + size > len(data):
             raise TraceError(f"{source}: cut off: {size} bytes should follow byte {offset:,}, {len(data) - offset} do")
-        one = bytes(view[offset : offset + size])
+        message = bytes(view[offset : offset + size])
         if layout:
             if first:
                 yield kinds["GlobalMetadata"](attr=[attribute(LAYOUT, "string", chakra_earlier.ABOUT[layout])])
             else:
-                yield _earlier(one, layout, kinds, f"{source}: byte {offset:,}")
+                yield _earlier(message, layout, kinds, f"{source}: byte {offset:,}")
             offset = offset + size
             first = False
             continue
         try:
-            yield kinds[_metadata(one) if first else "Node"].FromString(one)
+            yield kinds[_metadata(message) if first else "Node"].FromString(message)
         except DecodeError as error:
             raise TraceError(f"{source}: byte {offset:,}: not a message of Chakra {VERSION}: {error}") from None
         offset = offset + size

@@ -40,7 +40,7 @@ USUAL: dict[str, Any] = {
 """What version 1 has where nobody says it."""
 
 
-def renamed(one: Document) -> None:
+def renamed(document: Document) -> None:
     """Bring a file of version 1 to the names of 0.9 and of accelerate, with version 1's defaults.
 
     Weights are loaded in the checkpoint's type, which is bf16 of nearly all, and trained in it, whatever ``bf16`` says;
@@ -49,14 +49,14 @@ def renamed(one: Document) -> None:
     Changes the document. Raises :class:`ScenarioError` for adapters of another kind, sequences that are split, and an
     optimizer of a plugin.
     """
-    if not {name for _, name in one.options} & FACTORY_1:
+    if not {name for _, name in document.options} & FACTORY_1:
         return
-    said = {name: option for (_, name), option in one.options.items()}
+    said = {name: option for (_, name), option in document.options.items()}
     made: dict[Key, OptionValue] = {}
 
-    def put(name: str, value: Any, at: str = "args", by: OptionValue | None = None) -> None:
+    def put(name: str, value: Any, section: str = "args", by: OptionValue | None = None) -> None:
         """Set an option; what says so is ``by``, or the file."""
-        made[at, name] = OptionValue(by.name if by else name, value, by.where if by else one.name)
+        made[section, name] = OptionValue(by.name if by else name, value, by.where if by else document.name)
 
     _refuse(said)
     kind = said.get("dist_config.name")
@@ -70,7 +70,7 @@ def renamed(one: Document) -> None:
     tuner = said.get("peft_config.name")
     if tuner is not None:
         put("finetuning_type", tuner.value, by=tuner)
-        made.setdefault(("args", "lora_dropout"), OptionValue(tuner.name, 0.05, one.name))
+        made.setdefault(("args", "lora_dropout"), OptionValue(tuner.name, 0.05, document.name))
     computed = str(getattr(said.get("bf16"), "value", True)).lower() == "true"
     if kind is not None and kind.value == "deepspeed":
         put("bf16", True)
@@ -85,11 +85,11 @@ def renamed(one: Document) -> None:
     added = {name: value for name, value in USUAL.items() if ("args", name) not in made}
     for name, value in added.items():
         put(name, value)
-    one.options = made
+    document.options = made
     words = ", ".join(f"{name} {str(value).lower()}" for name, value in added.items())
-    one.notes.append(
-        f"{one.name}: is of version 1 of LLaMA-Factory, which trains weights in the type that they are loaded in: bf16"
-        + (f"; and has by default: {words}" if words else "")
+    document.notes.append(
+        f"{document.name}: is of version 1 of LLaMA-Factory, which trains weights in the type that they are loaded in: "
+        "bf16" + (f"; and has by default: {words}" if words else "")
     )
 
 
@@ -115,11 +115,11 @@ def _distributed(said: dict[str, OptionValue], put: Any) -> None:
 
 def _refuse(said: dict[str, OptionValue]) -> None:
     """Raise :class:`ScenarioError` for what version 1 has and nothing plays."""
-    for name, known in (("dist_config.name", ("fsdp2", "deepspeed")), ("peft_config.name", ("lora",))):
+    for name, accepted in (("dist_config.name", ("fsdp2", "deepspeed")), ("peft_config.name", ("lora",))):
         option = said.get(name)
-        if option is not None and option.value not in known:
+        if option is not None and option.value not in accepted:
             raise ScenarioError(
-                f"{option.where}: {name} {shown(option.value)} is not played; known: {', '.join(known)}"
+                f"{option.where}: {name} {shown(option.value)} is not played; known: {', '.join(accepted)}"
             )
     export = said.get("peft_config.export_dir")
     if export is not None:
@@ -143,7 +143,7 @@ _UNTRAINED = ("export_dir", "infer_backend", "do_predict", "predict_with_generat
 """Of LLaMA-Factory's files that export a model or generate text."""
 
 
-def arranged(one: Document) -> None:
+def arranged(document: Document) -> None:
     """What LLaMA-Factory does otherwise than the Trainer: layers are computed again unless it is told not to, and
     sequences have 2,048 tokens (``prepare_model_for_training`` of its model/model_utils/checkpointing.py and
     hparams/data_args.py, LLaMA-Factory 0.9.5).
@@ -153,33 +153,35 @@ def arranged(one: Document) -> None:
 
     def value(name: str) -> Any:
         """What an option says, None where it is not given; a flag alone is true."""
-        said = one.options.get(("args", name))
-        return None if said is None else True if said.value == [] else said.value
+        option = document.options.get(("args", name))
+        return None if option is None else True if option.value == [] else option.value
 
     def on(name: str) -> bool:
         """Whether an option is given as true."""
         return str(value(name)).lower() in {"true", "1", "yes"}
 
-    other = next((name for name in _UNTRAINED if value(name) not in (None, False)), None)
-    if other and not on("do_train"):
-        raise ScenarioError(f"{one.name}: {other} without do_train: true trains nothing; give the file that trains")
+    untrained = next((name for name in _UNTRAINED if value(name) not in (None, False)), None)
+    if untrained and not on("do_train"):
+        raise ScenarioError(
+            f"{document.name}: {untrained} without do_train: true trains nothing; give the file that trains"
+        )
     own = [name for name in _OWN if value(name) is not None]
     templated = value("template") is not None and value("stage") is not None
     if not own and not templated:
         return
-    seeing.by_default(one)
-    flash = one.options.get(("args", "flash_attn"))
+    seeing.by_default(document)
+    flash = document.options.get(("args", "flash_attn"))
     if flash is not None and flash.value == []:  # the switch that it was up to 0.6
-        one.options["args", "flash_attn"] = OptionValue(flash.name, "fa2", flash.where)
+        document.options["args", "flash_attn"] = OptionValue(flash.name, "fa2", flash.where)
     option = own[0] if own else "template"
     again = on("gradient_checkpointing") or not on("disable_gradient_checkpointing")
     added: dict[str, Any] = {"gradient_checkpointing": again}
-    if not {name for _, name in one.options} & {"cutoff_len", "max_seq_length", "max_length", "model_max_length"}:
+    if not {name for _, name in document.options} & {"cutoff_len", "max_seq_length", "max_length", "model_max_length"}:
         added["cutoff_len"] = 2048
     usual = [name for name, held in added.items() if value(name) != held and not on("disable_gradient_checkpointing")]
     for name, held in added.items():
-        one.options["args", name] = OptionValue(name if value(name) is not None else option, held, one.name)
-    one.options.pop(("args", "disable_gradient_checkpointing"), None)
+        document.options["args", name] = OptionValue(name if value(name) is not None else option, held, document.name)
+    document.options.pop(("args", "disable_gradient_checkpointing"), None)
     if usual:
         words = ", ".join(f"{name} {str(added[name]).lower()}" for name in usual)
-        one.notes.append(f"{one.name}: as LLaMA-Factory 0.9 has it by default: {words}")
+        document.notes.append(f"{document.name}: as LLaMA-Factory 0.9 has it by default: {words}")

@@ -83,8 +83,8 @@ def resolved(table: Table, name: str) -> Iterator[tuple[str, Any]]:
     Raises :class:`ScenarioError` where nodes refer to each other in a circle.
     """
     for path, value in _leaves(table, ()):
-        found = _value(value, path[:-1], table, name, 0)
-        for inner, leaf in _leaves(found, path) if isinstance(found, Mapping) else [(path, found)]:
+        result = _value(value, path[:-1], table, name, 0)
+        for inner, leaf in _leaves(result, path) if isinstance(result, Mapping) else [(path, result)]:
             if leaf is not None:
                 yield ".".join(_plain(part) for part in inner), leaf
 
@@ -166,30 +166,30 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
             yield (*path, str(key)), below
 
 
-def _value(value: Any, at: Path, table: Table, name: str, depth: int) -> Any:
+def _value(value: Any, place: Path, table: Table, name: str, depth: int) -> Any:
     """A value with what it refers to; ``at`` : the node that it stands in."""
     if isinstance(value, list):
-        return [_value(one, at, table, name, depth) for one in value]
+        return [_value(item, place, table, name, depth) for item in value]
     if not isinstance(value, str) or "${" not in value:
         return value
     if depth > DEPTH:
-        raise ScenarioError(f"{name}: {'.'.join(at)}: {short(value)!r} refers to itself")
+        raise ScenarioError(f"{name}: {'.'.join(place)}: {short(value)!r} refers to itself")
     text = value.strip()
     if text.startswith("${") and _end(text, 0) == len(text):
-        found = _reference(text[2:-1].strip(), at, table, name, depth + 1)
-        return value if found is None else found
-    made = ""
+        referred = _reference(text[2:-1].strip(), place, table, name, depth + 1)
+        return value if referred is None else referred
+    text_so_far = ""
     i = 0
     while i < len(value):
         end = _end(value, i) if value.startswith("${", i) else -1
         if end < 0:
-            made += value[i]
+            text_so_far += value[i]
             i += 1
             continue
-        found = _reference(value[i + 2 : end - 1].strip(), at, table, name, depth + 1)
-        made += value[i:end] if found is None or isinstance(found, Mapping | list) else str(found)
+        referred = _reference(value[i + 2 : end - 1].strip(), place, table, name, depth + 1)
+        text_so_far += value[i:end] if referred is None or isinstance(referred, Mapping | list) else str(referred)
         i = end
-    return made
+    return text_so_far
 
 
 def _end(text: str, start: int) -> int:
@@ -203,49 +203,49 @@ def _end(text: str, start: int) -> int:
     return -1
 
 
-def _reference(inside: str, at: Path, table: Table, name: str, depth: int) -> Any:
+def _reference(inside: str, place: Path, table: Table, name: str, depth: int) -> Any:
     """What ``${inside}`` is; None where nothing here tells."""
     resolver = re.fullmatch(r"([A-Za-z_][\w.]*)\s*:(.*)", inside, re.DOTALL)
     if resolver:
-        return _worked_out(resolver[1], _arguments(resolver[2]), at, table, name, depth)
-    inside = str(_value(inside, at, table, name, depth)) if "${" in inside else inside
+        return _worked_out(resolver[1], _arguments(resolver[2]), place, table, name, depth)
+    inside = str(_value(inside, place, table, name, depth)) if "${" in inside else inside
     dots = len(inside) - len(inside.lstrip("."))
     parts = [part for part in re.split(r"[.\[\]]", inside) if part]
     # One dot is the node that the reference stands in, each further one the node above.
-    root: Path = at[: len(at) - (dots - 1)] if dots and dots - 1 <= len(at) else ()
-    found, home = _looked_up(table, (*root, *parts) if dots else tuple(parts))
-    if found is None and not dots and parts and parts[0] in STAGES:
-        found, home = _looked_up(table, tuple(parts[1:]))
-    if isinstance(found, str) and "${" in found:
-        made = _value(found, home, table, name, depth)
-        return None if isinstance(made, str) and "${" in made else made
-    if isinstance(found, Mapping):
-        return {key: _value(below, home, table, name, depth) for key, below in found.items()}
-    return found
+    root: Path = place[: len(place) - (dots - 1)] if dots and dots - 1 <= len(place) else ()
+    referred, home = _looked_up(table, (*root, *parts) if dots else tuple(parts))
+    if referred is None and not dots and parts and parts[0] in STAGES:
+        referred, home = _looked_up(table, tuple(parts[1:]))
+    if isinstance(referred, str) and "${" in referred:
+        result = _value(referred, home, table, name, depth)
+        return None if isinstance(result, str) and "${" in result else result
+    if isinstance(referred, Mapping):
+        return {key: _value(below, home, table, name, depth) for key, below in referred.items()}
+    return referred
 
 
 def _looked_up(table: Table, path: Path) -> tuple[Any, Path]:
-    here: Any = table
+    entry: Any = table
     for part in path:
-        if isinstance(here, list) and part.isdecimal() and int(part) < len(here):
-            here = here[int(part)]
+        if isinstance(entry, list) and part.isdecimal() and int(part) < len(entry):
+            entry = entry[int(part)]
         else:
-            here = here.get(part) if isinstance(here, Mapping) else None
-    return here, path[:-1]
+            entry = entry.get(part) if isinstance(entry, Mapping) else None
+    return entry, path[:-1]
 
 
 def _arguments(text: str) -> list[str]:
     """Split at commas outside brackets."""
-    found = [""]
+    pieces = [""]
     open_ = 0
     for char in text:
         open_ += char in "{[("
         open_ -= char in "}])"
         if char == "," and not open_:
-            found.append("")
+            pieces.append("")
         else:
-            found[-1] += char
-    return [one.strip() for one in found]
+            pieces[-1] += char
+    return [piece.strip() for piece in pieces]
 
 
 NOTHING = ("null", "None", "???", None)
@@ -278,14 +278,14 @@ def _decoded(value: Any) -> Any:
     return number if number is not None else {"true": True, "false": False}.get(str(text).lower(), text)
 
 
-def _worked_out(resolver: str, arguments: list[str], at: Path, table: Table, name: str, depth: int) -> Any:
-    values = [_unquoted(_value(one, at, table, name, depth)) for one in arguments]
+def _worked_out(resolver: str, arguments: list[str], place: Path, table: Table, name: str, depth: int) -> Any:
+    values = [_unquoted(_value(argument, place, table, name, depth)) for argument in arguments]
     if resolver in {"oc.env", "env"}:
         return values[1] if len(values) > 1 and values[1] not in NOTHING else None
     if resolver in {"oc.select", "oc.deprecated"} and values and isinstance(values[0], str):
-        found, home = _looked_up(table, tuple(values[0].split(".")))
-        if found is not None:
-            return _value(found, home, table, name, depth)
+        referred, home = _looked_up(table, tuple(values[0].split(".")))
+        if referred is not None:
+            return _value(referred, home, table, name, depth)
         return values[1] if resolver == "oc.select" and len(values) > 1 else None
     if resolver in {"oc.decode", "int", "float"} and values:
         return _decoded(values[0])

@@ -50,7 +50,7 @@ def is_launch(file: Document) -> bool:
     return FRAMEWORK in file.options or file.program == MAIN
 
 
-def unfolded(read: Sequence[Document], asked: str | None) -> tuple[list[Document], str | None]:
+def unfolded(read: Sequence[Document], framework: str | None) -> tuple[list[Document], str | None]:
     """Files of a launch with an experiment of Primus in the words of its framework, and without its presets; and the
     framework that is asked for, where that is not Primus itself.
 
@@ -61,27 +61,29 @@ def unfolded(read: Sequence[Document], asked: str | None) -> tuple[list[Document
     commands = [file for file in read if file.program == MAIN]
     experiments = [(file, table) for file in read for table in [_experiment(file)] if table is not None]
     if not experiments:
-        _ask_for_experiment(commands, read[0].name if asked == NAME else "")
-        return list(read), asked
+        _ask_for_experiment(commands, read[0].name if framework == NAME else "")
+        return list(read), framework
     names = ", ".join(file.name for file, _ in experiments)
     if len(experiments) > 1:
         raise ScenarioError(f"{names}: are {len(experiments)} experiments of Primus; give one")
-    if asked not in (None, NAME):
+    if framework not in (None, NAME):
         raise ScenarioError(
-            f"{names}: is an experiment of Primus, and --from is {asked}; say --from {NAME}, or nothing"
+            f"{names}: is an experiment of Primus, and --from is {framework}; say --from {NAME}, or nothing"
         )
     file, table = experiments[0]
     for command in commands:
         _named_by(command, file)
-    environment = {name: value for one in read for name, value in one.environment.items()}
-    given = {Path(one.name).name: one.text for one in read if one.kind == "yaml" and one is not file}
+    environment = {name: value for document in read for name, value in document.environment.items()}
+    given = {
+        Path(document.name).name: document.text for document in read if document.kind == "yaml" and document is not file
+    }
     presets = Presets("", given, file.name, environment)
     name, module = _module(file, table, presets)
     experiment = _document(file, _overrides(module), _presets(file, name, module, presets), presets)
     for command in commands:
         _changed(command, presets.framework)
     experiment.notes += _notes(experiment, presets, commands)
-    left = [one for one in read if one is not file and Path(one.name).name not in presets.read]
+    left = [document for document in read if document is not file and Path(document.name).name not in presets.read]
     return [experiment, *left], None
 
 
@@ -170,8 +172,8 @@ def _document(file: Document, own: Table, base: Table, presets: Presets) -> Docu
         is_own = path in stated
         if value is None or (path in plain and plain[path] == value) or (not is_own and not _matters(path, *judged)):
             continue
-        where = file.name if is_own else f"presets of {file.name}"
-        experiment.options["config", path] = OptionValue(path, value, where)
+        source = file.name if is_own else f"presets of {file.name}"
+        experiment.options["config", path] = OptionValue(path, value, source)
     if titan:
         primus_titan.arranged(experiment)
     else:
@@ -187,9 +189,11 @@ def _judged(table: FrameworkTable) -> tuple[set[str], list[str], list[str]]:
     """Options of rows, and options (globs) that are told or refused, and that change nothing."""
     tables = [table, *(load(name) for name in table.also)]
     rows = {name for row in table.every() for name in row.option.split("+")}
-    globs = [glob for one in tables for glob in one.unplayed]
-    globs += [glob.partition("=")[0] for one in tables for glob in (*one.refused, *one.unsized)]
-    return rows, globs, [glob for one in tables for glob in one.ignored]
+    globs = [glob for option_table in tables for glob in option_table.unplayed]
+    globs += [
+        glob.partition("=")[0] for option_table in tables for glob in (*option_table.refused, *option_table.unsized)
+    ]
+    return rows, globs, [glob for option_table in tables for glob in option_table.ignored]
 
 
 def _matters(path: str, rows: set[str], globs: Sequence[str], idle: Sequence[str]) -> bool:

@@ -83,10 +83,10 @@ def grown(text: str) -> str:
 
 def fields(word: str, variables: Variables, *, split: bool = True) -> list[str]:
     """What a word comes to: none, one or several words."""
-    made = _Fields()
-    _fill(word, variables, made, split=split, depth=0)
-    made.end()
-    return made.done
+    word_fields = _Fields()
+    _fill(word, variables, word_fields, split=split, depth=0)
+    word_fields.end()
+    return word_fields.done
 
 
 def value(word: str, variables: Variables) -> str:
@@ -96,108 +96,108 @@ def value(word: str, variables: Variables) -> str:
 
 def body(text: str, variables: Variables) -> str:
     """The lines behind ``<<`` with their variables."""
-    made = _Fields()
-    _quoted(text, variables, made, depth=0, escapes="$`\\\n")
-    return made.now or ""
+    word_fields = _Fields()
+    _quoted(text, variables, word_fields, depth=0, escapes="$`\\\n")
+    return word_fields.now or ""
 
 
 def items(inside: str, variables: Variables) -> list[str]:
     """The words of a list, which stands between brackets."""
-    found: list[str] = []
+    item_words: list[str] = []
     for token in tokens(inside, "a list"):
         if token.kind == "word":
-            found += fields(re.sub(r"^\[[^\]]*\]=", "", token.text), variables)
-    return found
+            item_words += fields(re.sub(r"^\[[^\]]*\]=", "", token.text), variables)
+    return item_words
 
 
 def by_key(inside: str, variables: Variables) -> dict[str, str]:
     """Of a list between brackets, what has a word for its place: ``[7b]=32``."""
     pairs = [re.fullmatch(r"\[([^\]]*)\]=(.*)", token.text, re.DOTALL) for token in tokens(inside, "a list")]
     keyed = {value(pair[1], variables): value(pair[2], variables) for pair in pairs if pair}
-    return {key: held for key, held in keyed.items() if not key.isdecimal()}
+    return {key: held_value for key, held_value in keyed.items() if not key.isdecimal()}
 
 
-def _fill(word: str, variables: Variables, made: _Fields, *, split: bool, depth: int) -> None:
-    at = 0
-    while at < len(word):
-        char = word[at]
-        end = skipped(word, at)
+def _fill(word: str, variables: Variables, word_fields: _Fields, *, split: bool, depth: int) -> None:
+    offset = 0
+    while offset < len(word):
+        char = word[offset]
+        end = skipped(word, offset)
         end = len(word) if end < 0 else end
         if char == "'":
-            made.put(word[at + 1 : end - 1])
+            word_fields.put(word[offset + 1 : end - 1])
         elif char == '"':
-            made.put("")
-            inside = word[at + 1 : end - 1]
-            if re.fullmatch(r"\$(\{\w+\[[@]\]\}|@|\{@\})", inside) and made.now == "":
-                made.now = None  # of an empty list there is no word at all
-            _quoted(inside, variables, made, depth=depth)
+            word_fields.put("")
+            inside = word[offset + 1 : end - 1]
+            if re.fullmatch(r"\$(\{\w+\[[@]\]\}|@|\{@\})", inside) and word_fields.now == "":
+                word_fields.now = None  # of an empty list there is no word at all
+            _quoted(inside, variables, word_fields, depth=depth)
         elif char == "\\":
-            made.put(word[at + 1 : at + 2])
-        elif word.startswith("$'", at):
-            end = skipped(word, at + 1)
-            made.put(word[at + 2 : end - 1])
+            word_fields.put(word[offset + 1 : offset + 2])
+        elif word.startswith("$'", offset):
+            end = skipped(word, offset + 1)
+            word_fields.put(word[offset + 2 : end - 1])
         elif char in "$`":
-            found, end = _substituted(word, at, variables, depth)
-            joined = text_of(found) if found is not None else None
+            result, end = _substituted(word, offset, variables, depth)
+            joined = text_of(result) if result is not None else None
             if joined is None:
-                made.put(char)
-            elif isinstance(found, list):
-                for i, one in enumerate(found):
+                word_fields.put(char)
+            elif isinstance(result, list):
+                for i, piece in enumerate(result):
                     if i:
-                        made.end()
-                    made.split(one)
+                        word_fields.end()
+                    word_fields.split(piece)
             elif split:
-                made.split(joined)
+                word_fields.split(joined)
             else:
-                made.put(joined)
-        elif word.startswith(("<(", ">("), at):
-            made.put("${command}")
+                word_fields.put(joined)
+        elif word.startswith(("<(", ">("), offset):
+            word_fields.put("${command}")
         else:
-            end = at + 1
-            made.put(char)
-        at = end
+            end = offset + 1
+            word_fields.put(char)
+        offset = end
 
 
-def _quoted(text: str, variables: Variables, made: _Fields, *, depth: int, escapes: str = '$`"\\\n') -> None:
-    at = 0
-    while at < len(text):
-        char = text[at]
-        if char == "\\" and text[at + 1 : at + 2] and text[at + 1] in escapes:
-            made.put("" if text[at + 1] == "\n" else text[at + 1])
-            at += 2
+def _quoted(text: str, variables: Variables, word_fields: _Fields, *, depth: int, escapes: str = '$`"\\\n') -> None:
+    offset = 0
+    while offset < len(text):
+        char = text[offset]
+        if char == "\\" and text[offset + 1 : offset + 2] and text[offset + 1] in escapes:
+            word_fields.put("" if text[offset + 1] == "\n" else text[offset + 1])
+            offset += 2
         elif char in "$`":
-            found, at = _substituted(text, at, variables, depth)
-            if found is None:
-                made.put(char)
-            elif isinstance(found, list):
-                made.many(found)
+            result, offset = _substituted(text, offset, variables, depth)
+            if result is None:
+                word_fields.put(char)
+            elif isinstance(result, list):
+                word_fields.many(result)
             else:
-                made.put(found)
+                word_fields.put(result)
         else:
-            made.put(char)
-            at += 1
+            word_fields.put(char)
+            offset += 1
 
 
-def _substituted(text: str, at: int, variables: Variables, depth: int) -> tuple[str | list[str] | None, int]:
+def _substituted(text: str, offset: int, variables: Variables, depth: int) -> tuple[str | list[str] | None, int]:
     """What a ``$...`` or a backquote comes to, and where it ends; None for a dollar that is only that."""
     if depth > DEPTH:
         raise ScenarioError(f"a script's {short(text)!r} holds substitutions more than {DEPTH} deep")
-    end = skipped(text, at)
-    if text.startswith("$((", at) and text[:end].endswith("))"):
-        return total_of(text[at + 3 : end - 2], variables, depth + 1), end
-    if text.startswith("$(", at) and end > 0:
-        return _command(text[at + 2 : end - 1], variables, depth + 1), end
-    if text[at] == "`" and end > 0:
-        return _command(text[at + 1 : end - 1], variables, depth + 1), end
-    if text.startswith("${", at) and end > 0:
-        return _parameter(text[at + 2 : end - 1], variables, depth + 1), end
-    name = _NAME.match(text, at + 1) if text[at] == "$" else None
+    end = skipped(text, offset)
+    if text.startswith("$((", offset) and text[:end].endswith("))"):
+        return total_of(text[offset + 3 : end - 2], variables, depth + 1), end
+    if text.startswith("$(", offset) and end > 0:
+        return _command(text[offset + 2 : end - 1], variables, depth + 1), end
+    if text[offset] == "`" and end > 0:
+        return _command(text[offset + 1 : end - 1], variables, depth + 1), end
+    if text.startswith("${", offset) and end > 0:
+        return _parameter(text[offset + 2 : end - 1], variables, depth + 1), end
+    name = _NAME.match(text, offset + 1) if text[offset] == "$" else None
     if name is None:
-        return None, at + 1
-    held = variables.get(name[0])
-    if isinstance(held, list) and name[0] not in "@*":
-        held = held[0] if held else ""
-    return (f"${{{name[0]}}}" if held is None else held), name.end()
+        return None, offset + 1
+    held_value = variables.get(name[0])
+    if isinstance(held_value, list) and name[0] not in "@*":
+        held_value = held_value[0] if held_value else ""
+    return (f"${{{name[0]}}}" if held_value is None else held_value), name.end()
 
 
 def _parameter(inside: str, variables: Variables, depth: int) -> str | list[str]:
@@ -206,73 +206,77 @@ def _parameter(inside: str, variables: Variables, depth: int) -> str | list[str]
     parts = _PARAMETER.fullmatch(inside)
     if parts is None:
         return unknown
-    held = variables.get(parts["name"])
+    held_value = variables.get(parts["name"])
     index = parts["at"]
     keyed = variables.get(f"{parts['name']}[{value(index, variables)}]") if index else None
     if keyed is not None:
-        held = keyed
-    elif isinstance(held, list) and index not in {"@", "*"} and parts["name"] not in "@*":
+        held_value = keyed
+    elif isinstance(held_value, list) and index not in {"@", "*"} and parts["name"] not in "@*":
         place = sum_of(index, variables, depth) if index else 0
-        held = (
-            held[place] if place is not None and -len(held) <= place < len(held) else "" if place is not None else None
+        held_value = (
+            held_value[place]
+            if place is not None and -len(held_value) <= place < len(held_value)
+            else ""
+            if place is not None
+            else None
         )
-    elif isinstance(held, str) and index in {"@", "*"}:
-        held = [held] if held else []
+    elif isinstance(held_value, str) and index in {"@", "*"}:
+        held_value = [held_value] if held_value else []
     op = parts["op"]
     rest = parts["rest"]
     if parts["count"]:
-        return unknown if held is None else str(len(held))
+        return unknown if held_value is None else str(len(held_value))
     if op and op[-1] in "-=+?" and op[0] in ":-=+?":
-        return _default(parts["name"], held, op, rest, variables, depth, unknown)
-    if held is None:
+        return _default(parts["name"], held_value, op, rest, variables, depth, unknown)
+    if held_value is None:
         return unknown
     if not op and not rest:
-        return text_of(held) if index == "*" else held
-    return _edited(text_of(held), op, rest, variables, unknown)
+        return text_of(held_value) if index == "*" else held_value
+    return _edited(text_of(held_value), op, rest, variables, unknown)
 
 
 def _default(
-    name: str, held: str | list[str] | None, op: str, rest: str, variables: Variables, depth: int, unknown: str
+    name: str, held_value: str | list[str] | None, op: str, rest: str, variables: Variables, depth: int, unknown: str
 ) -> str | list[str]:
-    there = held is not None and (bool(held) or not op.startswith(":"))
+    is_set = held_value is not None and (bool(held_value) or not op.startswith(":"))
     if op[-1] == "?":
-        return held if held is not None else unknown
+        return held_value if held_value is not None else unknown
     if op[-1] == "+":
-        return _nested(rest, variables, depth) if there else ""
-    if there and held is not None:
-        return held
-    made = _nested(rest, variables, depth)
+        return _nested(rest, variables, depth) if is_set else ""
+    if is_set and held_value is not None:
+        return held_value
+    word_fields = _nested(rest, variables, depth)
     if op[-1] == "=":
-        variables[name] = made
-    return made
+        variables[name] = word_fields
+    return word_fields
 
 
 def _nested(word: str, variables: Variables, depth: int) -> str:
-    made = _Fields()
-    _fill(word, variables, made, split=False, depth=depth)
-    made.end()
-    return " ".join(made.done)
+    word_fields = _Fields()
+    _fill(word, variables, word_fields, split=False, depth=depth)
+    word_fields.end()
+    return " ".join(word_fields.done)
 
 
-def _edited(held: str, op: str, rest: str, variables: Variables, unknown: str) -> str:
-    if UNKNOWN.search(held):
+def _edited(held_value: str, op: str, rest: str, variables: Variables, unknown: str) -> str:
+    if UNKNOWN.search(held_value):
         return unknown
     if op in {"#", "##", "%", "%%"}:
-        return trimmed(held, op, value(rest, variables))
+        return trimmed(held_value, op, value(rest, variables))
     if op in {"/", "//"}:
         old, _, new = rest.partition("/")
         old = value(old, variables)
         if not old or re.search(r"[*?\[]", old):
-            return unknown if old else held
-        return held.replace(old, value(new, variables), 1 if op == "/" else -1)
+            return unknown if old else held_value
+        return held_value.replace(old, value(new, variables), 1 if op == "/" else -1)
     if op in {"^^", ",,"}:
-        return held.upper() if op == "^^" else held.lower()
+        return held_value.upper() if op == "^^" else held_value.lower()
     if op == ":":
         start, _, length = rest.partition(":")
         first = sum_of(start, variables, 0)
-        count = sum_of(length, variables, 0) if length else len(held)
+        count = sum_of(length, variables, 0) if length else len(held_value)
         if first is not None and count is not None and first >= 0 and count >= 0:
-            return held[first : first + count]
+            return held_value[first : first + count]
     return unknown
 
 
@@ -286,7 +290,7 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
         raise ScenarioError(f"a script's {short(inside)!r} holds substitutions more than {DEPTH} deep")
     parts = tokens(inside.strip(), "a command")
     is_own = bool(parts) and bool(variables.get(function_key(parts[0].text)))
-    if is_own or any((one.kind == "operator" and one.text != ";") or one.text in {"if", "<<<"} for one in parts):
+    if is_own or any((part.kind == "operator" and part.text != ";") or part.text in {"if", "<<<"} for part in parts):
         return printed(parts, variables, EXPANSION)
     parts = [token for token in parts if token.text != ";"]
     if not parts:
@@ -295,16 +299,16 @@ def _command(inside: str, variables: Variables, depth: int) -> str:
         return (parts[1].body if parts[1].plain else body(parts[1].body, variables)).rstrip("\n")
     if any(token.kind == "redirection" for token in parts):
         return "${command}"
-    if (found := _SOUGHT.fullmatch(" ".join(token.text for token in parts))) is not None:
-        return found["name"]  # where it lies tells nothing: programs are known by their last name
+    if (sought := _SOUGHT.fullmatch(" ".join(token.text for token in parts))) is not None:
+        return sought["name"]  # where it lies tells nothing: programs are known by their last name
     if parts[0].text not in {"echo", "expr", "seq"}:
         return "${command}"
-    words = [one for token in parts[1:] for one in fields(token.text, variables)]
+    arguments = [part for token in parts[1:] for part in fields(token.text, variables)]
     if parts[0].text == "echo":
-        return echoed(words)
+        return echoed(arguments)
     if parts[0].text == "seq":
-        return counted_up(words)
-    total = sum_of(" ".join(words), variables, depth)
+        return counted_up(arguments)
+    total = sum_of(" ".join(arguments), variables, depth)
     return "${command}" if total is None else str(total)
 
 
@@ -335,13 +339,13 @@ _NAMES = re.compile(r"(?<![$\w{])([A-Za-z_]\w*)")
 def _reckoned(text: str, variables: Variables, depth: int) -> str:
     """A sum with the values of its variables, which need no dollar there, and with what commands in it print."""
     named = ""
-    at = 0
+    offset = 0
     for begin in re.finditer(r"\$\(|`", text):
-        end = skipped(text, begin.start()) if begin.start() >= at else -1
+        end = skipped(text, begin.start()) if begin.start() >= offset else -1
         if end > 0:
-            named += _NAMES.sub(r"${\1}", text[at : begin.start()]) + text[begin.start() : end]
-            at = end
-    return _nested(named + _NAMES.sub(r"${\1}", text[at:]), variables, depth + 1)
+            named += _NAMES.sub(r"${\1}", text[offset : begin.start()]) + text[begin.start() : end]
+            offset = end
+    return _nested(named + _NAMES.sub(r"${\1}", text[offset:]), variables, depth + 1)
 
 
 def sum_of(text: str, variables: Variables, depth: int = 0) -> int | None:

@@ -58,7 +58,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     for document in read:
         if document.kind == PYTHON:
             functions = _functions(document)
-            wanted = next((_named(one, "config") for one in read if _named(one, "config")), "")
+            wanted = next((_named(source, "config") for source in read if _named(source, "config")), "")
             name = wanted if wanted or len(functions) != 1 else next(iter(functions))
             if name not in functions:
                 if name:
@@ -77,19 +77,19 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
                     f"{document.name}: {name} takes its values of {config.name}, which the file does not hold without "
                     "arguments; write them there as Trainer.Config(...)"
                 )
-            module = next((_named(one, "module") for one in read if _named(one, "module")), "")
+            module = next((_named(source, "module") for source in read if _named(source, "module")), "")
             for option, value in _options(config, module or _module(document.name, name, table)):
                 document.options["config", option] = OptionValue(option, value, f"{document.name} ({name})")
             _graphed(document, name)
             _flexed(document)
     for document in read:
-        for option in ("config", "module") if any(one.kind == PYTHON for one in read) else ():
+        for option in ("config", "module") if any(source.kind == PYTHON for source in read) else ():
             document.options.pop(("args", option), None)
 
 
 def _named(document: Document, option: str) -> str:
-    said = document.options.get(("args", option))
-    return str(said.value) if said is not None and document.kind != PYTHON else ""
+    option_value = document.options.get(("args", option))
+    return str(option_value.value) if option_value is not None and document.kind != PYTHON else ""
 
 
 def _functions(document: Document) -> dict[str, ast.FunctionDef]:
@@ -97,8 +97,10 @@ def _functions(document: Document) -> dict[str, ast.FunctionDef]:
         tree = ast.parse(document.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ScenarioError(f"{document.name}: is not a program of Python that can be read") from None
-    made = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")}
-    return {name: one for name, one in made.items() if one.returns and "Config" in ast.unparse(one.returns)}
+    by_name = {
+        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+    return {name: node for name, node in by_name.items() if node.returns and "Config" in ast.unparse(node.returns)}
 
 
 def _graphed(document: Document, name: str) -> None:
@@ -122,40 +124,40 @@ def _flexed(document: Document) -> None:
 
 def _config(name: str, functions: dict[str, ast.FunctionDef], document: Document, depth: int) -> Made:
     """What a function returns; statements that are not read get a note of ``document``."""
-    where = document.name
+    file_name = document.name
     if depth > DEPTH:
-        raise ScenarioError(f"{where}: its configurations are made of each other in a circle")
-    known: dict[str, Any] = {}
+        raise ScenarioError(f"{file_name}: its configurations are made of each other in a circle")
+    settings: dict[str, Any] = {}
 
     def value(node: ast.AST | None) -> Any:
         """A literal or a list of such, what a name stands for, a call as ``Made``; else the expression's text."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.List | ast.Tuple):
-            return [value(one) for one in node.elts]
+            return [value(element) for element in node.elts]
         if isinstance(node, ast.Name):
-            return known.get(node.id, Made(node.id))
+            return settings.get(node.id, Made(node.id))
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called in functions and not node.args and not node.keywords:
                 return _config(called, functions, document, depth + 1)
-            given = {one.arg: value(one.value) for one in node.keywords if one.arg}
-            return Made(called, given, [value(one) for one in node.args])
+            given = {element.arg: value(element.value) for element in node.keywords if element.arg}
+            return Made(called, given, [value(element) for element in node.args])
         return Made(ast.unparse(node) if node is not None else "None")
 
     for statement in functions[name].body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            known[statement.targets[0].id] = value(statement.value)
+            settings[statement.targets[0].id] = value(statement.value)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute):
-            _set(ast.unparse(statement.targets[0]).split("."), value(statement.value), known)
+            _set(ast.unparse(statement.targets[0]).split("."), value(statement.value), settings)
         elif isinstance(statement, ast.Return):
-            made = value(statement.value)
-            if isinstance(made, Made):
-                return made
+            built = value(statement.value)
+            if isinstance(built, Made):
+                return built
         elif _changes(statement):
             line = ast.unparse(statement).partition("\n")[0]
-            document.notes.append(f"{where} ({name}): {short(line)} is not read; what it changes is left out")
-    raise ScenarioError(f"{where}: {name} returns no configuration that can be read")
+            document.notes.append(f"{file_name} ({name}): {short(line)} is not read; what it changes is left out")
+    raise ScenarioError(f"{file_name}: {name} returns no configuration that can be read")
 
 
 def _changes(statement: ast.stmt) -> bool:
@@ -165,13 +167,13 @@ def _changes(statement: ast.stmt) -> bool:
     return not isinstance(statement, ast.Import | ast.ImportFrom | ast.Assert | ast.Pass | ast.FunctionDef)
 
 
-def _set(path: list[str], value: Any, known: dict[str, Any]) -> None:
+def _set(path: list[str], value: Any, settings: dict[str, Any]) -> None:
     """``config.training.seq_len = 4096``."""
-    here = known.get(path[0])
+    inner = settings.get(path[0])
     for part in path[1:-1]:
-        here = here.given.setdefault(part, Made("")) if isinstance(here, Made) else None
-    if isinstance(here, Made):
-        here.given[path[-1]] = value
+        inner = inner.given.setdefault(part, Made("")) if isinstance(inner, Made) else None
+    if isinstance(inner, Made):
+        inner.given[path[-1]] = value
 
 
 def _module(file: str, function: str, table: FrameworkTable) -> str:
@@ -183,19 +185,19 @@ def _module(file: str, function: str, table: FrameworkTable) -> str:
 
 def _options(config: Made, module: str) -> Iterator[tuple[str, Any]]:
     """Fields as the sections of a file have them; one that is no constant as its text, which the table judges."""
-    for section, made in config.given.items():
+    for section, part in config.given.items():
         if section == "model_spec":
-            yield from _model(made, module)
+            yield from _model(part, module)
         elif section in _SECTIONS:
-            yield from _SECTIONS[section](made)
-        elif isinstance(made, Made):
-            if section == "dataloader" and made.kind.startswith(("MM", "_mm")):
+            yield from _SECTIONS[section](part)
+        elif isinstance(part, Made):
+            if section == "dataloader" and part.kind.startswith(("MM", "_mm")):
                 yield "dataloader.images", True
-            if section == "compile" and made.kind == "CompileConfig" and "enable" not in made.given:
+            if section == "compile" and part.kind == "CompileConfig" and "enable" not in part.given:
                 yield COMPILED, True
-            yield from _fields(section, made)
-        elif isinstance(made, str | int | float | bool):
-            yield section, made
+            yield from _fields(section, part)
+        elif isinstance(part, str | int | float | bool):
+            yield section, part
     if "activation_checkpoint" not in config.given:
         yield "activation_checkpoint.selective_ac_option", "op"
 
@@ -300,13 +302,13 @@ ROWWISE = {"quantize.linear.float8": "rowwise"}
 """Recipes of 0.3 (components/quantization/float8.py)."""
 
 
-def _model(made: Any, module: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(made, Made) or not made.places:
+def _model(built: Any, module: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(built, Made) or not built.places:
         return
     yield "model.name", module
-    yield "model.flavor", _plain(made.places[0])
-    for name, said in made.given.items():
-        if name not in QUANTIZING and said is not None:
-            yield f"model_spec.{name}", _plain(said)
+    yield "model.flavor", _plain(built.places[0])
+    for name, setting in built.given.items():
+        if name not in QUANTIZING and setting is not None:
+            yield f"model_spec.{name}", _plain(setting)
     for name in QUANTIZING:
-        yield from _converted(made.given.get(name), ROWWISE)
+        yield from _converted(built.given.get(name), ROWWISE)

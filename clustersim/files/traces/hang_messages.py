@@ -12,15 +12,15 @@ from clustersim.files.traces.told import CollectiveFault
 
 def message_faults(dumps: Mapping[int, Dump]) -> Iterator[CollectiveFault]:
     """Sends and receives that have not ended, and whose other end has not been called, or differs."""
-    told: set[tuple[str, int, int]] = set()
+    reported: set[tuple[str, int, int]] = set()
     for rank, dump in sorted(dumps.items()):
         for message in dump.messages:
             if message.call.done:
                 continue
             peer = _global_rank(message, dumps)
             pair = message.call.group, min(rank, peer), max(rank, peer)
-            if pair not in told:
-                told.add(pair)
+            if pair not in reported:
+                reported.add(pair)
                 yield _message_fault(rank, peer, message, dumps)
             break  # what it called later waits for this one
 
@@ -43,11 +43,11 @@ def _message_fault(rank: int, peer: int, message: Message, dumps: Mapping[int, D
     if peer not in dumps:
         advice = f"look at rank {peer}, of which there is no dump"
         return replace(bare, no_dump=[peer], text=f"{text}; no dump of rank {peer}", cause="no_dump", advice=advice)
-    other = _counterpart(rank, peer, message, dumps)
-    if other is None:
+    counterpart = _counterpart(rank, peer, message, dumps)
+    if counterpart is None:
         verb = "sent" if message.way == "recv" else "posted a receive"
-        calls = [*dumps[peer].calls, *(each.call for each in dumps[peer].messages)]
-        newest = max(calls, key=lambda each: each.created, default=None)
+        calls = [*dumps[peer].calls, *(end_rank.call for end_rank in dumps[peer].messages)]
+        newest = max(calls, key=lambda end_rank: end_rank.created, default=None)
         doing = f"; its last call is {described(newest)} of group {newest.group!r}" if newest else ""
         return replace(
             bare,
@@ -57,11 +57,11 @@ def _message_fault(rank: int, peer: int, message: Message, dumps: Mapping[int, D
             advice=f"look at rank {peer}{doing}",
         )
     both = sorted((rank, peer))
-    if (other.call.elements, other.call.dtype) != (call.elements, call.dtype):
-        text = f"{text}; the ends differ: rank {peer}: {described(other.call)}"
+    if (counterpart.call.elements, counterpart.call.dtype) != (call.elements, call.dtype):
+        text = f"{text}; the ends differ: rank {peer}: {described(counterpart.call)}"
         advice = f"look at {rank_list(both)}: both ends must be of one size and type"
         return replace(bare, text=text, cause="differs", look_at=both, advice=advice)
-    behind = [each for each, end in ((rank, message), (peer, other)) if end.call.started is False]
+    behind = [end_rank for end_rank, end in ((rank, message), (peer, counterpart)) if end.call.started is False]
     if len(behind) == 1:
         advice = f"look at {rank_list(behind)}: the GPU is busy with, or waits for, what its streams hold before"
         text = f"{text}; {rank_list(behind)} enqueued its end and did not start it"
@@ -77,15 +77,15 @@ def _message_fault(rank: int, peer: int, message: Message, dumps: Mapping[int, D
 
 def _counterpart(rank: int, peer: int, message: Message, dumps: Mapping[int, Dump]) -> Message | None:
     """The other end: the one with the same place among all of its direction between the two."""
-    way = "recv" if message.way == "send" else "send"
-    mine = _between(rank, message.way, peer, message, dumps)
-    theirs = _between(peer, way, rank, message, dumps)
+    opposite = "recv" if message.way == "send" else "send"
+    own = _between(rank, message.way, peer, message, dumps)
+    theirs = _between(peer, opposite, rank, message, dumps)
     if dumps[rank].forgot or dumps[peer].forgot:
-        return next((other for other in theirs if not other.call.done), None)
-    at = mine.index(message)
-    return theirs[at] if at < len(theirs) else None
+        return next((candidate for candidate in theirs if not candidate.call.done), None)
+    position = own.index(message)
+    return theirs[position] if position < len(theirs) else None
 
 
 def _between(rank: int, way: str, peer: int, message: Message, dumps: Mapping[int, Dump]) -> list[Message]:
-    of_group = (one for one in dumps[rank].messages if one.call.group == message.call.group and one.way == way)
-    return [one for one in of_group if _global_rank(one, dumps) == peer]
+    of_group = (sent for sent in dumps[rank].messages if sent.call.group == message.call.group and sent.way == way)
+    return [sent for sent in of_group if _global_rank(sent, dumps) == peer]

@@ -80,11 +80,13 @@ def _rootedness(fault: CollectiveFault, waits: Mapping[int, Call]) -> tuple[bool
 def _circle(faults: Iterable[CollectiveFault], waits: Mapping[int, Call]) -> Iterator[str]:
     """Said where ranks wait for each other in different groups: they never called what others wait in, or it stands
     behind what they wait in."""
-    kept = {"not_started": "look_at", "never_called": "missing", "no_peer": "missing"}
-    held = {fault.group: getattr(fault, kept[fault.cause]) for fault in faults if fault.cause in kept}
-    pairs = [(group, waits[rank].group if rank in waits else "") for group, ranks in held.items() for rank in ranks]
-    if len(held) > 1 and all(other in held and other != group for group, other in pairs):
-        groups = ", ".join(map(repr, held))
+    blamed_fields = {"not_started": "look_at", "never_called": "missing", "no_peer": "missing"}
+    blamed = {
+        fault.group: getattr(fault, blamed_fields[fault.cause]) for fault in faults if fault.cause in blamed_fields
+    }
+    pairs = [(group, waits[rank].group if rank in waits else "") for group, ranks in blamed.items() for rank in ranks]
+    if len(blamed) > 1 and all(waited_in in blamed and waited_in != group for group, waited_in in pairs):
+        groups = ", ".join(map(repr, blamed))
         yield f"the ranks wait for each other in a circle: groups {groups} are called in different orders"
 
 
@@ -93,9 +95,9 @@ def _strangers(dumps: Mapping[int, Dump]) -> Iterator[str]:
     for rank, dump in sorted(dumps.items()):
         for group in dict.fromkeys(call.group for call in dump.calls):
             name = group.partition(" ")[0]
-            told = {member for each in dumps.values() for member in each.members.get(name, ())}
-            if told and rank not in told:
-                members = few(sorted(told), SHOWN)
+            listed = {member for any_dump in dumps.values() for member in any_dump.members.get(name, ())}
+            if listed and rank not in listed:
+                members = few(sorted(listed), SHOWN)
                 yield (
                     f"rank {rank} is not in group {group!r} as the dumps tell it ({members}), and calls in it: "
                     "are these dumps of one job?"
@@ -112,32 +114,32 @@ def _group_faults(dumps: Mapping[int, Dump]) -> Iterator[CollectiveFault]:
     for rank, dump in dumps.items():
         for call in dump.calls:
             by_group[call.group][call.seq][rank] = call
-    for group, at in by_group.items():
-        everybody = _everybody(group, at, dumps)
+    for group, by_seq in by_group.items():
+        everybody = _everybody(group, by_seq, dumps)
         last = dict.fromkeys(dumps, 0)
-        for seq in sorted(at):
-            last |= dict.fromkeys(at[seq], seq)
-        faults = [f for seq in sorted(at) if (f := _fault(group, seq, at, everybody, last, dumps))]
+        for seq in sorted(by_seq):
+            last |= dict.fromkeys(by_seq[seq], seq)
+        faults = [f for seq in sorted(by_seq) if (f := _fault(group, seq, by_seq, everybody, last, dumps))]
         # Gloo's threads tell an end late: what a rank ended later is the cause only where nothing else is.
-        sound = (fault for fault in faults if not _told_late(fault, at))
+        sound = (fault for fault in faults if not _told_late(fault, by_seq))
         if faults:
             yield next(sound, faults[0])
 
 
-def _told_late(fault: CollectiveFault, at: Mapping[int, Mapping[int, Call]]) -> bool:
+def _told_late(fault: CollectiveFault, by_seq: Mapping[int, Mapping[int, Call]]) -> bool:
     """Whether all who seem not to have ended it have ended a later call of the same group."""
     if fault.cause != "not_ended":
         return False
-    later = [calls for seq, calls in at.items() if seq > fault.seq]
+    later = [calls for seq, calls in by_seq.items() if seq > fault.seq]
     return all(any(rank in calls and calls[rank].done for calls in later) for rank in fault.look_at)
 
 
-def _everybody(group: str, at: Mapping[int, Mapping[int, Call]], dumps: Mapping[int, Dump]) -> set[int]:
+def _everybody(group: str, by_seq: Mapping[int, Mapping[int, Call]], dumps: Mapping[int, Dump]) -> set[int]:
     """The ranks of a group: as dumps tell, and of the default group all there are."""
     name, _, about = group.partition(" ")
-    told = {rank for dump in dumps.values() for rank in dump.members.get(name, ())}
-    if told:
-        return told
+    listed = {rank for dump in dumps.values() for rank in dump.members.get(name, ())}
+    if listed:
+        return listed
     if about == "default_pg" or (name == "0" and not about):
         every_group = {rank for dump in dumps.values() for ranks in dump.members.values() for rank in ranks}
         highest = max(every_group | set(dumps))
@@ -147,30 +149,30 @@ def _everybody(group: str, at: Mapping[int, Mapping[int, Call]], dumps: Mapping[
                 "the end of a dump's name is its rank"
             )
         return set(range(highest + 1))
-    return {rank for here in at.values() for rank in here}
+    return {rank for by_rank in by_seq.values() for rank in by_rank}
 
 
 def _fault(
     group: str,
     seq: int,
-    at: Mapping[int, Mapping[int, Call]],
+    by_seq: Mapping[int, Mapping[int, Call]],
     everybody: set[int],
     last: Mapping[int, int],
     dumps: Mapping[int, Dump],
 ) -> CollectiveFault | None:
     """What is wrong with one collective; None where it ended everywhere. ``last`` : each rank's last one there."""
-    here = at[seq]
+    by_rank = by_seq[seq]
     # A ring forgets its oldest calls: a rank is only missing from what is newer than its last one.
     recorded = sorted(everybody & set(dumps))
     gone = [rank for rank in recorded if last[rank] < seq and (last[rank] or not dumps[rank].forgot)]
     unseen = sorted(everybody - set(dumps))
-    waiting = [rank for rank in sorted(here) if not here[rank].done]
-    odd = odd_ranks(here)
+    waiting = [rank for rank in sorted(by_rank) if not by_rank[rank].done]
+    odd = odd_ranks(by_rank)
     if not waiting and not odd:
         return None
-    usual = set(here) - set(odd) or set(here)
-    first = here[min(usual, key=lambda rank: (not here[rank].name, rank))]
-    callers = sorted(here)
+    usual = set(by_rank) - set(odd) or set(by_rank)
+    first = by_rank[min(usual, key=lambda rank: (not by_rank[rank].name, rank))]
+    callers = sorted(by_rank)
     text = f"group {group!r}, collective {seq}, {described(first)}: "
     tail = f"; no dump of {rank_list(unseen)}" if unseen else ""
     bare = CollectiveFault(group, seq, first.name, gone, callers, unseen, text, where=first.where)
@@ -184,44 +186,44 @@ def _fault(
             advice=_advice_on_missing(gone, group, first, dumps),
         )
     if odd:
-        return _mismatch(bare, at, odd, first, tail)
-    if unseen and not _some_started(here, waiting):
+        return _mismatch(bare, by_seq, odd, first, tail)
+    if unseen and not _some_started(by_rank, waiting):
         text = f"{text}{rank_list(callers)} called it and {wait_word(callers)}{tail}"
-        advice = f"look at {rank_list(unseen)}, of which there is no dump: {_UNSEEN}{_lateness(here)}"
+        advice = f"look at {rank_list(unseen)}, of which there is no dump: {_UNSEEN}{_lateness(by_rank)}"
         return replace(bare, text=text, cause="no_dump", look_at=unseen, advice=advice)
-    ahead = [rank for rank in recorded if rank not in here and last[rank] > seq]
-    if ahead and not _some_started(here, waiting):
+    ahead = [rank for rank in recorded if rank not in by_rank and last[rank] > seq]
+    if ahead and not _some_started(by_rank, waiting):
         text += f"{rank_list(waiting)} did not end it; {rank_list(ahead)} {wait_word(ahead)} at a later one"
         advice = (
             f"look at {rank_list(waiting)}: others have ended it, unless these numbers are of different groups, which "
             "the lines would then not say"
         )
         return replace(bare, text=text + tail, cause="not_ended", look_at=waiting, advice=advice)
-    return _by_progress(bare, here, waiting, dumps)
+    return _by_progress(bare, by_rank, waiting, dumps)
 
 
 def _mismatch(
-    bare: CollectiveFault, at: Mapping[int, Mapping[int, Call]], odd: list[int], first: Call, tail: str
+    bare: CollectiveFault, by_seq: Mapping[int, Mapping[int, Call]], odd: list[int], first: Call, tail: str
 ) -> CollectiveFault:
     """That some ranks, the ``odd`` ones, called something else than the ``first`` of the others."""
-    here = at[bare.seq]
-    where = ", ".join(dict.fromkeys(here[rank].where for rank in odd if here[rank].where))
-    who = f"{rank_list(odd)} at {where}" if where else rank_list(odd)
+    by_rank = by_seq[bare.seq]
+    lines = ", ".join(dict.fromkeys(by_rank[rank].where for rank in odd if by_rank[rank].where))
+    who = f"{rank_list(odd)} at {lines}" if lines else rank_list(odd)
     advice = f"look at {who}: every rank must call the same collective, of one size and type"
-    text = f"{bare.text}ranks differ: {differences(here)}{tail}"
-    how = differs_in(bare.seq, at, odd)
+    text = f"{bare.text}ranks differ: {differences(by_rank)}{tail}"
+    how = differs_in(bare.seq, by_seq, odd)
     if how in SHIFTED:
         verdict, advice = shifted(how, bare.seq, odd, first)
-        text = f"{bare.text}{verdict}; {differences(here)}{tail}"
+        text = f"{bare.text}{verdict}; {differences(by_rank)}{tail}"
     return replace(
         bare,
         text=text,
         cause="differs",
         look_at=odd,
-        where=where or first.where,
+        where=lines or first.where,
         advice=advice,
         differs_in=how,
-        called=described(here[odd[0]]),
+        called=described(by_rank[odd[0]]),
     )
 
 
@@ -232,8 +234,8 @@ def _alone_elsewhere(rank: int, group: str, dumps: Mapping[int, Dump]) -> bool:
         return False
     waits = _waits(dumps)
     members = dumps[rank].members.get(last.group.partition(" ")[0]) or frozenset(dumps)
-    others = (members & set(dumps)) - {rank}
-    return bool(others) and all(other in waits and waits[other].group == group for other in others)
+    peers = (members & set(dumps)) - {rank}
+    return bool(peers) and all(peer in waits and waits[peer].group == group for peer in peers)
 
 
 def _unlisted(group: str, dumps: Mapping[int, Dump]) -> bool:
@@ -241,9 +243,9 @@ def _unlisted(group: str, dumps: Mapping[int, Dump]) -> bool:
     return len(_everybody(group, {}, dumps)) == 0
 
 
-def _some_started(here: Mapping[int, Call], waiting: Iterable[int]) -> bool:
+def _some_started(by_rank: Mapping[int, Call], waiting: Iterable[int]) -> bool:
     """Whether of those that called it some have started it, and others have not."""
-    started = {here[rank].started for rank in waiting}
+    started = {by_rank[rank].started for rank in waiting}
     return {True, False} <= started
 
 
@@ -261,14 +263,14 @@ _NEEDS_ALL = (
 
 
 def _by_progress(
-    bare: CollectiveFault, here: Mapping[int, Call], waiting: list[int], dumps: Mapping[int, Dump]
+    bare: CollectiveFault, by_rank: Mapping[int, Call], waiting: list[int], dumps: Mapping[int, Dump]
 ) -> CollectiveFault:
     """Of a collective that all ranks called alike: who has not started or not ended it."""
-    idle = [rank for rank in waiting if here[rank].started is False]
-    running = [rank for rank in sorted(here) if here[rank].started]
-    ended = [rank for rank in sorted(here) if here[rank].done]
-    late = _elsewhere(here) + _lateness(here)
-    if idle and ended and here[ended[0]].kind.lstrip("_").startswith(_NEEDS_ALL):
+    idle = [rank for rank in waiting if by_rank[rank].started is False]
+    running = [rank for rank in sorted(by_rank) if by_rank[rank].started]
+    ended = [rank for rank in sorted(by_rank) if by_rank[rank].done]
+    late = _elsewhere(by_rank) + _lateness(by_rank)
+    if idle and ended and by_rank[ended[0]].kind.lstrip("_").startswith(_NEEDS_ALL):
         verdict = f"{rank_list(idle)} has it as not started, and {rank_list(ended)} ended it, which takes all ranks"
         advice = (
             f"look at the watchdog of {rank_list(idle)}, which notes what starts and ends: it is stuck (a call of "
@@ -278,14 +280,14 @@ def _by_progress(
     if idle and running:
         verdict = f"{rank_list(idle)} enqueued it and did not start it; {rank_list(running)} did"
         advice = f"look at {rank_list(idle)}: the GPU is busy with, or waits for, what its streams hold before"
-        advice += _before(idle, here, dumps) + late
+        advice += _before(idle, by_rank, dumps) + late
         return replace(bare, text=bare.text + verdict, cause="not_started", look_at=idle, advice=advice)
     if idle:
         verdict = f"all ranks enqueued it and none started it ({few(idle, SHOWN)})"
         advice = (
             "look at what every GPU does before it, a kernel or another group's collective: no call is missing here"
         )
-        advice += _before(idle, here, dumps) + late
+        advice += _before(idle, by_rank, dumps) + late
         return replace(bare, text=bare.text + verdict, cause="none_started", advice=advice)
     if ended:
         verdict = f"{rank_list(waiting)} started it and did not end it; {rank_list(ended)} did"
@@ -293,7 +295,7 @@ def _by_progress(
             f"look at {rank_list(waiting)}: its GPU (Xid errors in dmesg, nvidia-smi), its NIC and its process{late}"
         )
         return replace(bare, text=bare.text + verdict, cause="not_ended", look_at=waiting, advice=advice)
-    if len(here) == 1 and _unlisted(bare.group, dumps):
+    if len(by_rank) == 1 and _unlisted(bare.group, dumps):
         verdict = f"{rank_list(waiting)} called it and waits; which other ranks are in the group is not told here"
         advice = f"look at the files of the group's other ranks: who of them has not called it{late}"
         return replace(bare, text=bare.text + verdict, cause="no_dump", advice=advice)
@@ -302,17 +304,17 @@ def _by_progress(
     advice = (
         "look at the network and the GPUs: no call is missing and none differs; links and counters of NICs (ibstat, "
         "ethtool -S), Xid errors in dmesg, NCCL_DEBUG=INFO, and whether the job has more ranks than these dumps"
-        f"{_timeout(here)}{late}"
+        f"{_timeout(by_rank)}{late}"
     )
     return replace(bare, text=bare.text + verdict, cause="stuck_together", advice=advice)
 
 
-def _before(ranks: Iterable[int], here: Mapping[int, Call], dumps: Mapping[int, Dump]) -> str:
+def _before(ranks: Iterable[int], by_rank: Mapping[int, Call], dumps: Mapping[int, Dump]) -> str:
     """What of other groups these ranks have not ended before this call."""
     for rank in ranks:
         calls = [*dumps[rank].calls, *(message.call for message in dumps[rank].messages)]
         for call in calls:
-            if not call.done and call.group != here[rank].group and call.created <= here[rank].created:
+            if not call.done and call.group != by_rank[rank].group and call.created <= by_rank[rank].created:
                 return f": on rank {rank} {described(call)} of group {call.group!r} has not ended"
     return ""
 
@@ -321,11 +323,15 @@ def _advice_on_missing(gone: list[int], group: str, wanted: Call, dumps: Mapping
     waits = _waits(dumps)
     parts: list[str] = []
     for rank in gone[:SHOWN]:
-        mine = [call for call in dumps[rank].calls if call.group == group]
-        ended = f"its last call there is {mine[-1].seq}, {described(mine[-1])}" if mine else "it called nothing there"
+        own_calls = [call for call in dumps[rank].calls if call.group == group]
+        ended = (
+            f"its last call there is {own_calls[-1].seq}, {described(own_calls[-1])}"
+            if own_calls
+            else "it called nothing there"
+        )
         if rank in waits and waits[rank].group != group:
-            other = waits[rank]
-            ended += f"; it waits itself in group {other.group!r}, collective {other.seq}, {described(other)}"
+            pending = waits[rank]
+            ended += f"; it waits itself in group {pending.group!r}, collective {pending.seq}, {described(pending)}"
         elif rank in waits:
             ended += ", which has not ended"
         parts.append(f"rank {rank}: {ended}")
@@ -336,25 +342,25 @@ def _advice_on_missing(gone: list[int], group: str, wanted: Call, dumps: Mapping
     )
 
 
-def _elsewhere(here: Mapping[int, Call]) -> str:
+def _elsewhere(by_rank: Mapping[int, Call]) -> str:
     """Who called the same from another line of code than most: two programs that happen to agree so far."""
-    count = Counter(call.where for call in here.values() if call.where)
+    count = Counter(call.where for call in by_rank.values() if call.where)
     if len(count) < 2:
         return ""
     usual = count.most_common(1)[0][0]
-    others = [rank for rank, call in sorted(here.items()) if call.where and call.where != usual]
-    lines = ", ".join(dict.fromkeys(here[rank].where for rank in others))
-    return f"; {rank_list(others)} called it at {lines}, others at {usual}"
+    unusual = [rank for rank, call in sorted(by_rank.items()) if call.where and call.where != usual]
+    lines = ", ".join(dict.fromkeys(by_rank[rank].where for rank in unusual))
+    return f"; {rank_list(unusual)} called it at {lines}, others at {usual}"
 
 
-def _timeout(here: Mapping[int, Call]) -> str:
-    seconds = max(call.timeout for call in here.values())
+def _timeout(by_rank: Mapping[int, Call]) -> str:
+    seconds = max(call.timeout for call in by_rank.values())
     return f"; the watchdog ends it after {format_time(seconds)}" if seconds else ""
 
 
-def _lateness(here: Mapping[int, Call]) -> str:
+def _lateness(by_rank: Mapping[int, Call]) -> str:
     """Who called it much later than the first."""
-    created = {rank: call.created for rank, call in here.items() if call.created}
+    created = {rank: call.created for rank, call in by_rank.items() if call.created}
     if len(created) < 2:
         return ""
     latest = max(created, key=lambda rank: created[rank])

@@ -115,10 +115,10 @@ def sniff(head: Head) -> Likeness:
 def read(paths: Sequence[Path]) -> Timeline | KernelSums:
     """The run of these traces, or what summaries say. Raises :class:`TraceError` for other reports."""
     tables = {path: list(_tables(path)) for path in paths}
-    traced = {path: [table for table in each if table.is_trace] for path, each in tables.items()}
+    traced = {path: [table for table in of_file if table.is_trace] for path, of_file in tables.items()}
     if not any(traced.values()):
         return _summed(tables)
-    bare = next((path for path, each in traced.items() if not each), None)
+    bare = next((path for path, of_file in traced.items() if not of_file), None)
     if bare is not None:
         raise TraceError(f"{bare}: has no line per kernel, which {paths[0]} has; read them one at a time")
     return _timeline(traced)
@@ -203,14 +203,14 @@ def _tables(path: Path) -> Iterator[_Table]:
         yield table
 
 
-def _seconds(table: _Table, row: dict[str, str], name: str, where: str) -> float:
+def _seconds(table: _Table, row: dict[str, str], name: str, line_name: str) -> float:
     try:
         number = float(row[name])
     except ValueError:
         number = float("nan")
     seconds = number * table.units.get(name, 1.0)
     if not (isfinite(number) and 0 <= seconds < MOST):
-        raise TraceError(f"{where}: {name} is {short(row[name])!r}, not a time >= 0")
+        raise TraceError(f"{line_name}: {name} is {short(row[name])!r}, not a time >= 0")
     return seconds
 
 
@@ -256,13 +256,13 @@ def _again(row: dict[str, str], counted: set[tuple[str, ...]]) -> bool:
     return seen
 
 
-def _times(table: _Table, row: dict[str, str], where: str) -> tuple[float, float]:
-    start = _seconds(table, row, "Start", where)
+def _times(table: _Table, row: dict[str, str], line_name: str) -> tuple[float, float]:
+    start = _seconds(table, row, "Start", line_name)
     if "Duration" in table.names:
-        return start, start + _seconds(table, row, "Duration", where)
-    end = _seconds(table, row, "End", where)
+        return start, start + _seconds(table, row, "Duration", line_name)
+    end = _seconds(table, row, "End", line_name)
     if end < start:
-        raise TraceError(f"{where}: End is {short(row['End'])!r}, before Start, {short(row['Start'])!r}")
+        raise TraceError(f"{line_name}: End is {short(row['End'])!r}, before Start, {short(row['Start'])!r}")
     return start, end
 
 
@@ -286,15 +286,15 @@ def _take(trace: RankTrace, row: dict[str, str], start: float, end: float) -> No
 
 def _summed(tables: dict[Path, list[_Table]]) -> KernelSums:
     sums: dict[str, KernelSum] = {}
-    for path, each in tables.items():
-        for table in each:
+    for path, of_file in tables.items():
+        for table in of_file:
             for number, cells in table.rows:
                 row = dict(zip(table.names, cells, strict=True))
-                where = f"{path}:{number}"
+                line_name = f"{path}:{number}"
                 if not row["Instances"].isdecimal() or len(row["Instances"]) > 15:
-                    raise TraceError(f"{where}: Instances is {short(row['Instances'])!r}, not a whole number")
+                    raise TraceError(f"{line_name}: Instances is {short(row['Instances'])!r}, not a whole number")
                 before = sums.get(row["Name"], KernelSum(row["Name"], 0, 0.0))
-                total = before.total_s + _seconds(table, row, "Total Time", where)
+                total = before.total_s + _seconds(table, row, "Total Time", line_name)
                 sums[row["Name"]] = KernelSum(row["Name"], before.count + int(row["Instances"]), total)
     if not sums:
         raise TraceError(f"{next(iter(tables))}: no kernel in a table that is known; {_READ}")
@@ -305,19 +305,19 @@ def _summed(tables: dict[Path, list[_Table]]) -> KernelSums:
     if all(map(_CALLS.match, sums)):
         raise TraceError(f"{next(iter(tables))}: is of calls of HIP, HSA or CUDA, not of kernels")
     kernels = sorted(sums.values(), key=lambda kernel: -kernel.total_s)
-    cut = sum(len(table.cut) for each in tables.values() for table in each)
+    cut = sum(len(table.cut) for of_file in tables.values() for table in of_file)
     return KernelSums(", ".join(map(str, tables)), list(_lines(kernels)), kernels, {_CUT: cut} if cut else {})
 
 
 def _lines(kernels: Sequence[KernelSum]) -> Iterator[str]:
-    whole = sum(kernel.total_s for kernel in kernels)
+    total = sum(kernel.total_s for kernel in kernels)
     nccl = sum(kernel.total_s for kernel in kernels if LIBRARY_KERNEL.match(kernel.name))
     yield (
-        f"kernels run for {format_time(whole)} in all, of every device and stream together; NCCL's for "
-        f"{nccl / whole if whole else 0.0:.1%} of that, the wait for peers included"
+        f"kernels run for {format_time(total)} in all, of every device and stream together; NCCL's for "
+        f"{nccl / total if total else 0.0:.1%} of that, the wait for peers included"
     )
     for kernel in kernels[:SHOWN]:
-        share = kernel.total_s / whole if whole else 0.0
+        share = kernel.total_s / total if total else 0.0
         mean = format_time(kernel.total_s / kernel.count) if kernel.count else "-"
         yield f"  {share:6.1%} {kernel.count:>8d} x {mean:>10s}  {short(kernel.name)}"
     if len(kernels) > SHOWN:

@@ -57,9 +57,9 @@ def read(paths: Sequence[Path]) -> TrainingLog:
     for path in paths:
         cut += _scalars(path, files.whole(path), scalars)
     timed = next((tag for tag in scalars if _SECONDS.search(tag)), None)
-    whole = [] if timed else _summed(scalars)
+    summed = [] if timed else _summed(scalars)
     by_step = {tag: values for tag, values in scalars.items() if not _BY_SAMPLES.search(tag)}
-    steps = [value for _, _, value in scalars[timed]] if timed else whole or _apart(by_step)
+    steps = [value for _, _, value in scalars[timed]] if timed else summed or _apart(by_step)
     parts = [
         LoggedPart(match[1], seconds, seconds, len(values))
         for tag, values in scalars.items()
@@ -73,7 +73,7 @@ def read(paths: Sequence[Path]) -> TrainingLog:
     if a_sample:
         rates["samples/s"] = 1 / median(a_sample)
     step = median(steps[1:] or steps) if steps else None
-    how = f"by {timed!r}" if timed else "forward, backward and step" if whole else "between the wall times of scalars"
+    how = f"by {timed!r}" if timed else "forward, backward and step" if summed else "between the wall times of scalars"
     skipped = {"a record that is cut off": cut} if cut else {}
     lines = [f"TensorBoard: {format_time(step)} a step, median of {len(steps[1:]) or 1}, {how}"] if step else [_NO_STEP]
     lines += [f"  {short(part.name):32s} {format_time(part.most_s)}" for part in parts]
@@ -86,14 +86,14 @@ _NO_STEP = "TensorBoard: no step time: events are numbered by samples, of which 
 
 def _summed(scalars: dict[str, list[Scalar]]) -> list[float]:
     """Seconds of steps of which DeepSpeed tells every part."""
-    found: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    by_step: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for tag, values in scalars.items():
         match = _PART.search(tag)
         if match is None or match[1] not in _WHOLE:
             continue
         for number, _, value in values:
-            found[number][match[1]] = value * 1e-3
-    return [sum(parts.values()) for _, parts in sorted(found.items()) if len(parts) == len(_WHOLE)]
+            by_step[number][match[1]] = value * 1e-3
+    return [sum(parts.values()) for _, parts in sorted(by_step.items()) if len(parts) == len(_WHOLE)]
 
 
 def _apart(scalars: dict[str, list[Scalar]]) -> list[float]:
@@ -108,16 +108,16 @@ def _apart(scalars: dict[str, list[Scalar]]) -> list[float]:
 
 def _scalars(path: Path, data: bytes | bytearray, scalars: dict[str, list[Scalar]]) -> int:
     """Take the scalars of a file; returns how many records are cut off at its end. Raises :class:`TraceError`."""
-    at = 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 8], "little")
-        if at + 12 + size > len(data):
+    offset = 0
+    while offset < len(data):
+        size = int.from_bytes(data[offset : offset + 8], "little")
+        if offset + 12 + size > len(data):
             return 1
         try:
-            _event(bytes(data[at + 12 : at + 12 + size]), scalars)
+            _event(bytes(data[offset + 12 : offset + 12 + size]), scalars)
         except (ValueError, struct.error, TypeError, UnicodeDecodeError):
-            raise TraceError(f"{path}: byte {at:,}: not an Event of TensorBoard") from None
-        at += 16 + size
+            raise TraceError(f"{path}: byte {offset:,}: not an Event of TensorBoard") from None
+        offset += 16 + size
     return 0
 
 
@@ -130,9 +130,9 @@ def _event(data: bytes, scalars: dict[str, list[Scalar]]) -> None:
         elif number == 2 and isinstance(value, int):
             step = value
         elif number == 5 and isinstance(value, bytes):
-            for _, each in _fields(value):
-                if isinstance(each, bytes):
-                    _value(each, step, wall, scalars)
+            for _, field_value in _fields(value):
+                if isinstance(field_value, bytes):
+                    _value(field_value, step, wall, scalars)
 
 
 def _value(data: bytes, step: int, wall: float, scalars: dict[str, list[Scalar]]) -> None:
@@ -150,40 +150,40 @@ def _value(data: bytes, step: int, wall: float, scalars: dict[str, list[Scalar]]
 def _tensor(data: bytes) -> list[float]:
     """The value of a tensor of one number, as TensorFlow 2 and PyTorch's ``new_style`` write a scalar; else nothing."""
     kind = 0
-    held = b""
+    content = b""
     for number, value in _fields(data):
         if number == 1 and isinstance(value, int):
             kind = value
         elif number in (4, 5, 6) and isinstance(value, bytes):
-            held = value
-    form = {(1, 4): "<f", (2, 8): "<d"}.get((kind, len(held)))
-    return [float(struct.unpack(form, held)[0])] if form else []
+            content = value
+    form = {(1, 4): "<f", (2, 8): "<d"}.get((kind, len(content)))
+    return [float(struct.unpack(form, content)[0])] if form else []
 
 
 def _fields(data: bytes) -> Fields:
     """Numbers and values of a protobuf message. Raises :class:`ValueError` where it is none."""
-    at = 0
-    while at < len(data):
-        tag, at = _number(data, at)
+    offset = 0
+    while offset < len(data):
+        tag, offset = _number(data, offset)
         wire = tag & 7
         if wire == 0:
-            value, at = _number(data, at)
+            value, offset = _number(data, offset)
             yield tag >> 3, value
             continue
         if wire == 2:
-            size, at = _number(data, at)
+            size, offset = _number(data, offset)
         elif wire in (1, 5):
             size = 8 if wire == 1 else 4
         else:
             raise ValueError("wire type")
-        if at + size > len(data):
+        if offset + size > len(data):
             raise ValueError("cut off")
-        yield tag >> 3, data[at : at + size]
-        at += size
+        yield tag >> 3, data[offset : offset + size]
+        offset += size
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    value, at = varint(data, at)
+def _number(data: bytes, offset: int) -> tuple[int, int]:
+    value, offset = varint(data, offset)
     if value < 0:
         raise ValueError("number")
-    return value, at
+    return value, offset
