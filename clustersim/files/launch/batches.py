@@ -40,11 +40,8 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
     if micro is not None and global_batch and fields.get("batch.capped"):
         micro = min(micro, max(1, global_batch // replicas))
     if micro is None:
-        micro = (
-            global_batch // (replicas * (count or 1))
-            if global_batch and global_batch % (replicas * (count or 1)) == 0
-            else 1
-        )
+        part, left = divmod(global_batch, replicas * (count or 1)) if global_batch else (1, 0)
+        micro = 1 if left else part
     for name, value in (("micro", micro), ("local", local), ("count", count)):
         if value is not None and value < 1:
             raise _wrong(fields, f"batch.{name}", f"{value} samples or passes are none; use at least 1")

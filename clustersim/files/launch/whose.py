@@ -139,6 +139,11 @@ def _whose(file: Document) -> str | None:
             return name
     if launcher == "torchrun" and file.program.startswith("tune "):
         return "torchtune"
+    return _by_marks(file, names) or ("deepspeed" if launcher.startswith("deepspeed") else None)
+
+
+def _by_marks(file: Document, names: Sequence[str]) -> str | None:
+    """The framework that an option's name is a mark of."""
     for name in ("accelerate", "nemo", "deepspeed", "torchtitan", "megatron"):
         globs = load(name).marks
         if (file.kind == "toml") == (name == "torchtitan") and any(
@@ -149,7 +154,7 @@ def _whose(file: Document) -> str | None:
             for glob in globs
         ):
             return name
-    return "deepspeed" if launcher.startswith("deepspeed") else None
+    return None
 
 
 def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
