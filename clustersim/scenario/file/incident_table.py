@@ -9,12 +9,13 @@ a job begins with change the machine before anything is planned (:mod:`clustersi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import data_table
 from clustersim.core.units import Seconds
 
 KindName = Literal[
@@ -48,18 +49,28 @@ KindName = Literal[
 ]
 
 
-class IncidentKind(NamedTuple):
-    """One kind: the field that says ``where`` it strikes (empty: the whole job), those that say how much, what it
-    ``does`` to the run, and what it is in ``words``.
+class IncidentKind(msgspec.Struct, frozen=True):
+    """One kind: a row of ``data/incidents.toml``.
 
-    does : ``slows`` it from a moment on, ``hangs`` it at a moment, or is there from the ``start``, before anything is
-        planned. widely : it has no place that files could name: the whole job, or a network that all share.
+    Parameters
+    ----------
+    does : ``slows`` the run from a moment on, ``hangs`` it at a moment, or is there from the ``start``, before anything
+        is planned. words : what it is.
+    look_at : what to look at where it is suspected; ``look_at_on_cpu`` where no GPU is, and ``look_at_on_amd`` at AMD's
+        GPUs, where that is something else.
+    where : the field that says where it strikes; empty: the whole job. measures, optional : fields that say how much,
+        those that must be there and those that may.
+    widely : it has no place that files could name: the whole job, or a network that all share.
     """
 
-    where: str
-    measures: tuple[str, ...]
     does: Literal["slows", "hangs", "start"]
     words: str
+    look_at: str
+    look_at_on_cpu: str = ""
+    look_at_on_amd: str = ""
+    where: str = ""
+    measures: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     widely: bool = False
 
     @property
@@ -68,60 +79,11 @@ class IncidentKind(NamedTuple):
         return self.does == "hangs"
 
 
-_RANK, _NODE, _LINK = "rank", "node", "link"
-KINDS: dict[str, IncidentKind] = {
-    "slow_gpu": IncidentKind(_RANK, ("slowdown",), "slows", "a GPU runs its kernels slower (clock, power cap)"),
-    "hot_gpu": IncidentKind(
-        _RANK, ("slowdown", "lasts"), "slows", "a GPU gets hotter and slower, little by little, and stays so"
-    ),
-    "ecc_stall": IncidentKind(
-        _RANK, ("pause",), "slows", "a GPU stands still inside one kernel: an error of its memory that it mends"
-    ),
-    "slow_host": IncidentKind(_NODE, ("slowdown",), "slows", "all ranks of a machine compute slower"),
-    "slow_data": IncidentKind(_RANK, ("pause",), "slows", "a rank waits longer for each batch"),
-    "garbage_collection": IncidentKind(
-        _RANK, ("pause", "interval"), "slows", "a rank's host stands still for a moment, every so many steps"
-    ),
-    "blocking_checkpoint": IncidentKind(
-        "", ("pause", "interval"), "slows", "all ranks save a checkpoint and stand still, every so many steps", True
-    ),
-    "slow_link": IncidentKind(_LINK, ("left",), "slows", "a link has less bandwidth: a bad cable, fewer lanes"),
-    "flapping_link": IncidentKind(_LINK, ("lasts", "every"), "slows", "a link is down for a moment, again and again"),
-    "congestion": IncidentKind(
-        _LINK, ("left",), "slows", "a neighbour's job takes bandwidth of links between switches", True
-    ),
-    "lost_nic": IncidentKind(_LINK, (), "start", "a NIC is not there, and NCCL plans without it"),
-    "wrong_rail": IncidentKind(_LINK, ("other",), "start", "the cables of two NICs of a machine are in wrong switches"),
-    "far_nic": IncidentKind(_LINK, (), "start", "a NIC hangs from the other socket than its GPUs (NUMA)"),
-    "gdr_off": IncidentKind(_NODE, (), "start", "a machine's NICs do not reach GPU memory (no nvidia-peermem)"),
-    "other_rack": IncidentKind(_NODE, (), "start", "a machine stands in another rack, behind the spine"),
-    "dead_link": IncidentKind(_LINK, (), "hangs", "a link or a NIC is down for good, and what crosses it never ends"),
-    "dead_rank": IncidentKind(_RANK, (), "hangs", "a process ends: an exception, out of memory, a signal"),
-    "stopped_rank": IncidentKind(
-        _RANK, (), "hangs", "a process stands still, its watchdog too (SIGSTOP, a stuck host)"
-    ),
-    "stuck_kernel": IncidentKind(_RANK, (), "hangs", "a GPU never ends a kernel; its process goes on"),
-    "stuck_message": IncidentKind(_RANK, (), "hangs", "a message that a rank sends never ends at either end"),
-    "missing_call": IncidentKind(_RANK, (), "hangs", "a rank never calls a collective that others call"),
-    "other_kind": IncidentKind(_RANK, (), "hangs", "a rank calls a collective of another kind than the others"),
-    "other_size": IncidentKind(_RANK, (), "hangs", "a rank calls a collective with a tensor of another size"),
-    "other_type": IncidentKind(_RANK, (), "hangs", "a rank calls a collective with a tensor of another type"),
-    "other_order": IncidentKind(_RANK, (), "hangs", "a rank calls two collectives in the other order"),
-    "other_group": IncidentKind(_RANK, (), "hangs", "a rank calls a collective with the ranks of its machine alone"),
-    "uneven_batches": IncidentKind(
-        _RANK, (), "hangs", "a rank has a batch less than the others, and meets them in a barrier too early"
-    ),
-}
+KINDS = msgspec.convert(data_table("incidents"), dict[str, IncidentKind])
 """Every kind of incident."""
 
 PLACES = ("rank", "node", "link")
 MEASURES = ("slowdown", "pause", "left", "lasts", "every", "interval", "other")
-
-
-_OPTIONAL = {"flapping_link": ("left",)} | dict.fromkeys(
-    ("slow_gpu", "slow_host", "slow_data", "slow_link", "congestion"), ("lasts",)
-)
-"""Fields that a kind may have and need not: how long it lasts."""
 
 
 class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -159,7 +121,7 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         row = KINDS[self.kind]
         if row.where and getattr(self, row.where) is None:
             raise ValueError(f'an incident of kind "{self.kind}" says where: {row.where} = ...')
-        allowed = {row.where, *row.measures, *_OPTIONAL.get(self.kind, ())} - {""}
+        allowed = {row.where, *row.measures, *row.optional} - {""}
         for name in (*PLACES, *MEASURES):
             if getattr(self, name) is not None and name not in allowed:
                 raise ValueError(

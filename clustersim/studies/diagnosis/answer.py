@@ -17,6 +17,7 @@ from clustersim.files import traces
 from clustersim.files.traces import Samples, files
 from clustersim.files.traces.joining import AMD
 from clustersim.files.traces.told import Cabling, Cause, HangReport, KernelSums, LinkCounters, NcclLog, TrainingLog
+from clustersim.scenario.file.incident_table import KINDS
 from clustersim.studies.diagnosis import benchmark_findings, hang_findings, log_findings, profile_findings
 from clustersim.studies.diagnosis.suspects import (
     HANGING,
@@ -43,18 +44,20 @@ ReadFile: TypeAlias = tuple[str, Read]
 ALONE = ("step_timers", "nccl_tests", "nccl_tests_json")
 """Formats whose files are read one by one."""
 
-NEXT: Mapping[str, str] = data_table("diagnosis")["next"]
+NEXT = {kind: row.look_at for kind, row in KINDS.items()} | {
+    NOTHING: "nothing here; a fault may be in what no file was given of"
+}
 """What to look at next."""
-NEXT_ON_CPU: Mapping[str, str] = data_table("diagnosis")["next_on_cpu"]
+NEXT_ON_CPU = {kind: row.look_at_on_cpu for kind, row in KINDS.items() if row.look_at_on_cpu}
 """The same where no GPU is."""
-NEXT_ON_AMD: Mapping[str, str] = data_table("diagnosis")["next_on_amd"]
+NEXT_ON_AMD = {kind: row.look_at_on_amd for kind, row in KINDS.items() if row.look_at_on_amd}
 """The same of AMD's GPUs."""
 NEXT_OF_MORE_WORK = "how many samples and tokens it has beside others: the sampler, lengths, padding; share them evenly"
 """The same of a rank that has more to do."""
 OF_GPUS = frozenset({"hot_gpu", "ecc_stall", "gdr_off", "stuck_kernel"})
 """Causes that only a job on GPUs can have; a slow rank is there for either."""
 
-SOURCES: Mapping[str, str] = data_table("diagnosis")["sources"]
+SOURCES: Mapping[str, str] = data_table("diagnosis")
 """Every kind of evidence, in words."""
 TELLS: Mapping[str, frozenset[str]] = {
     "dumps": HANGING,
@@ -212,7 +215,7 @@ def _job(read: Sequence[ReadFile], on_cpu: bool, *, beside: bool) -> _Job:
 def _told(suspect: Suspect, share: float, job: _Job) -> RankedSuspect:
     places = (suspect.place, suspect.rank, suspect.host, suspect.port)
     more_work = suspect.kind in NAMES_OF_MORE_WORK and suspect.rank in job.more_work
-    following = {**NEXT, **(NEXT_ON_CPU if job.on_cpu else {}), **(NEXT_ON_AMD if job.on_amd else {})}
+    following = NEXT | (NEXT_ON_CPU if job.on_cpu else {}) | (NEXT_ON_AMD if job.on_amd else {})
     look_at = NEXT_OF_MORE_WORK if more_work else following[suspect.kind]
     return RankedSuspect(suspect.kind, *places, round(share, 4), look_at, job.on_cpu, job.beside, more_work)
 
