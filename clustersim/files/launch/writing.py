@@ -35,7 +35,7 @@ OURS = tuple(texts.data_table("launch_words")["ours"])
 """What no launch file says: machine and simulation; and what is said by the model's sizes."""
 
 DEGREES = ("tp", "pp", "cp", "ep")
-EFFECT: Mapping[str, list[str]] = texts.data_table("launch_words")["effect"]
+EFFECT: Mapping[str, list[str]] = texts.data_table("parallel_fields")["effect"]
 """Beginnings of ``[parallel]``'s fields that say nothing unless a degree is above 1, or there are experts."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from clustersim.core.texts import data_table
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.splitting import MEGATRON, cause_of
 from clustersim.scenario.run.replicas import replica_config, sharding_zero
@@ -17,16 +18,7 @@ from clustersim.training.strategies.zero_config import ZeroConfig
 if TYPE_CHECKING:
     from clustersim.scenario.run.split_step import Split
 
-OF_REPLICAS = (
-    "use_distributed_optimizer",
-    "num_distributed_optimizer_instances",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "align_grad_reduce",
-    "ddp_bucket_size",
-    "ddp_num_buckets",
-    "optimizer_post_validation",
-)
+OF_REPLICAS = tuple(data_table("parallel_fields")["replicas"])
 """Fields of Megatron's data parallelism, which ``ddp`` and ZeRO stages 0 and 1 are."""
 
 

@@ -17,6 +17,7 @@ from clustersim.core.memory_use import CONTEXT_BYTES, runs_out_at_least
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.model import Model
 from clustersim.core.program import DTYPE_BYTES
+from clustersim.core.texts import data_table
 from clustersim.core.units import format_bytes, parse_nccl_version
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
@@ -40,32 +41,9 @@ from clustersim.training.schedules import Orders, Schedule
 from clustersim.training.strategies.fsdp_config import FSDPConfig
 
 UNIT = float(1 << 30)
-BESIDE_STAGES = (
-    *OF_REPLICAS,
-    "grad_reduce_in_fp32",
-    "gradient_accumulation_fusion",
-    "dp_replicate",
-    "dp_shard",
-    "order",
-    "overlap_p2p_communication",
-)
+BESIDE_STAGES = (*OF_REPLICAS, *data_table("parallel_fields")["beside_stages"])
 """Fields of ``[parallel]`` that stages do not depend on."""
-OF_PIPELINE = (
-    "pp",
-    "vpp",
-    "layers_per_virtual_stage",
-    "schedule",
-    "schedule_csv",
-    "layout",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "first_stage_less_layers",
-    "last_stage_less_layers",
-    "partition_method",
-    "microbatch_group_size_per_vp_stage",
-)
+OF_PIPELINE = tuple(data_table("parallel_fields")["pipeline"])
 """Those that say which stage a layer is on, and nothing of the layer."""
 PLAIN = ParallelConfig()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ import msgspec
 from clustersim.core.dims import powers_of_two
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.limits import MOST_VALUES, counted
-from clustersim.core.texts import Table, shown
+from clustersim.core.texts import Table, data_table, shown
 from clustersim.training.parallel import ModelShape, ParallelConfig
 from clustersim.training.parallel.config import AtLeastOne
 
@@ -32,27 +32,7 @@ MOST_STAGES = 64
 MOST_CHUNKS = 16
 MOST_CP = 16
 """Largest pp, vpp and cp that are searched where nobody says how far."""
-OF_DIMENSION = {
-    "sequence_parallel": "tp",
-    "tp_overlap": "tp",
-    "tp_grad_overlap": "tp",
-    "vpp": "pp",
-    "schedule": "pp",
-    "overlap_p2p_communication": "pp",
-    "account_for_embedding_in_pipeline_split": "pp",
-    "account_for_loss_in_pipeline_split": "pp",
-    "first_stage_less_layers": "pp",
-    "last_stage_less_layers": "pp",
-    "decoder_first_pipeline_num_layers": "pp",
-    "decoder_last_pipeline_num_layers": "pp",
-    "layout": "pp",
-    "defer_embedding_wgrad_compute": "pp",
-    "microbatch_group_size_per_vp_stage": "pp",
-    "cp_comm_type": "cp",
-    "cp_load_balancer": "cp",
-    "ep_overlap": "ep",
-    "delay_wgrad_compute": "ep",
-}
+OF_DIMENSION: Mapping[str, str] = data_table("parallel_fields")["dimension"]
 """Knobs that mean nothing where a dimension has degree 1."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.texts import data_table
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.file.reading import Changes, Table
 from clustersim.scenario.run.held import ScenarioParts, held
@@ -59,17 +60,10 @@ SCHEDULES: tuple[tuple[str, int | None], ...] = (
     ("zbv", 2),
 )
 """Schedules worth a row each, and the chunks of a rank that they are shown with."""
-OF_A_SCHEDULE = ("schedule", "schedule_csv", "vpp", "layers_per_virtual_stage", "microbatch_group_size_per_vp_stage")
-OF_STAGES = (
-    *OF_A_SCHEDULE,
-    "layout",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)
+OF_A_SCHEDULE = tuple(data_table("parallel_fields")["schedule"])
+OF_STAGES = (*OF_A_SCHEDULE, *data_table("parallel_fields")["stages"])
 """Fields that hold for the scenario's own stages alone."""
-OF_TENSORS = ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "distribute_saved_activations")
+OF_TENSORS = tuple(data_table("parallel_fields")["tensors"])
 
 OWN = "as written"
 STEPS = 3
