@@ -9,84 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from typing import Any, Self
 
 from clustersim.core.errors import UnitError
-
-
-class Bandwidth(float):
-    """Bytes/s, in a file's schema: written as ``"400 Gb/s"``; a bare number is an error."""
-
-    kind_text = "rate with unit"
-    example = "a rate with its unit: '400 Gb/s', '50 GB/s'"
-
-    @classmethod
-    def read(cls, value: object) -> Bandwidth:
-        """From a file. Raises :class:`UnitError`."""
-        return cls(parse_bandwidth(value))  # type: ignore[arg-type]
-
-
-class CopyRate(Bandwidth):
-    """Bytes/s of copies, in a file's schema: a rate, or ``true`` (infinity here) for what the machine's links give."""
-
-    kind_text = "true, or rate with unit"
-    example = "true, or a rate with its unit: '20 GB/s'"
-    also = ("boolean",)
-
-    @classmethod
-    def read(cls, value: object) -> CopyRate:
-        """From a file. Raises :class:`UnitError`."""
-        if value is False:
-            raise UnitError("false: leave it out where nothing is copied")
-        return cls(float("inf") if value is True else parse_bandwidth(value))  # type: ignore[arg-type]
-
-
-class Seconds(float):
-    """Seconds, in a file's schema: written as ``"500 ns"``; a bare number is an error."""
-
-    kind_text = "time with unit"
-    example = "a time with its unit: '25 ns', '60 d'"
-
-    @classmethod
-    def read(cls, value: object) -> Seconds:
-        """From a file. Raises :class:`UnitError`."""
-        return cls(parse_time(value))  # type: ignore[arg-type]
-
-
-class Bytes(float):
-    """Bytes, in a file's schema: written as ``"25 MiB"``; a bare number is an error."""
-
-    kind_text = "size with unit"
-    example = "a size with its unit: '8 B', '25 MiB'"
-
-    @classmethod
-    def read(cls, value: object) -> Bytes:
-        """From a file. Raises :class:`UnitError`."""
-        return cls(parse_bytes(value))  # type: ignore[arg-type]
-
-
-class Flops(float):
-    """FLOP/s, in a file's schema: written as ``"989 TFLOP/s"``; a bare number is an error."""
-
-    kind_text = "rate of arithmetic with unit"
-    example = "a rate with its unit: '989 TFLOP/s'"
-
-    @classmethod
-    def read(cls, value: object) -> Flops:
-        """From a file. Raises :class:`UnitError`."""
-        return cls(parse_flops(value))  # type: ignore[arg-type]
-
-
-class Hertz(float):
-    """Clocks/s, in a file's schema: written as ``"1980 MHz"``; a bare number is an error."""
-
-    kind_text = "clock rate with unit"
-    example = "a clock rate with its unit: '1980 MHz'"
-
-    @classmethod
-    def read(cls, value: object) -> Hertz:
-        """From a file. Raises :class:`UnitError`."""
-        return cls(parse_frequency(value))  # type: ignore[arg-type]
-
 
 HOUR = 3600.0
 DAY = 86400.0
@@ -112,6 +38,11 @@ def _parse(text: object, pattern: re.Pattern[str], noun: str, example: str) -> r
     return match
 
 
+def _scaled(match: re.Match[str]) -> float:
+    """The number times its prefix."""
+    return float(match[1].replace("_", "")) * _PREFIX[match[2] or ""]
+
+
 def parse_bandwidth(text: str) -> float:
     """Bytes per second, of one direction, from text such as ``"400 Gb/s"`` or ``"50 GB/s"``.
 
@@ -120,8 +51,7 @@ def parse_bandwidth(text: str) -> float:
     """
     match = _parse(text, _BANDWIDTH, "a bandwidth", "'400 Gb/s' or '50 GB/s'")
     bits = match.group(3) != "B"
-    value = float(match.group(1).replace("_", "")) * _PREFIX[match.group(2) or ""] / (8.0 if bits else 1.0)
-    return _positive(value, text, "a bandwidth")
+    return _positive(_scaled(match) / (8.0 if bits else 1.0), text, "a bandwidth")
 
 
 def parse_bytes(text: str) -> float:
@@ -132,8 +62,7 @@ def parse_bytes(text: str) -> float:
     """
     match = _parse(text, _BYTES, "a size", "'80 GB' or '25 MiB'")
     bits = match.group(3).startswith("b") and match.group(3) not in {"byte", "bytes"}
-    value = float(match.group(1).replace("_", "")) * _PREFIX[match.group(2) or ""] / (8.0 if bits else 1.0)
-    return _positive(value, text, "a size", zero=True)
+    return _positive(_scaled(match) / (8.0 if bits else 1.0), text, "a size", zero=True)
 
 
 def parse_time(text: str) -> float:
@@ -155,9 +84,7 @@ def parse_flops(text: str) -> float:
     >>> parse_flops("989 TFLOP/s")
     989000000000000.0
     """
-    match = _parse(text, _FLOPS, "a compute rate", "'989 TFLOP/s'")
-    value = float(match.group(1).replace("_", "")) * _PREFIX[match.group(2) or ""]
-    return _positive(value, text, "a compute rate")
+    return _positive(_scaled(_parse(text, _FLOPS, "a compute rate", "'989 TFLOP/s'")), text, "a compute rate")
 
 
 def parse_frequency(text: str) -> float:
@@ -166,9 +93,78 @@ def parse_frequency(text: str) -> float:
     >>> parse_frequency("1980 MHz")
     1980000000.0
     """
-    hertz = _parse(text, _HERTZ, "a clock rate", "'1980 MHz'")
-    value = float(hertz.group(1).replace("_", "")) * _PREFIX[hertz.group(2) or ""]
-    return _positive(value, text, "a clock rate")
+    return _positive(_scaled(_parse(text, _HERTZ, "a clock rate", "'1980 MHz'")), text, "a clock rate")
+
+
+class Quantity(float):
+    """A number in a file's schema that is written with its unit.
+
+    kind_text, example : what is to be written, in words. number : reads the text.
+    """
+
+    kind_text = ""
+    example = ""
+    number: Callable[[Any], float]
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        """From a file. Raises :class:`UnitError`."""
+        return cls(cls.number(value))
+
+
+class Bandwidth(Quantity):
+    """Bytes/s, in a file's schema: written as ``"400 Gb/s"``; a bare number is an error."""
+
+    kind_text = "rate with unit"
+    example = "a rate with its unit: '400 Gb/s', '50 GB/s'"
+    number = staticmethod(parse_bandwidth)
+
+
+class CopyRate(Bandwidth):
+    """Bytes/s of copies, in a file's schema: a rate, or ``true`` (infinity here) for what the machine's links give."""
+
+    kind_text = "true, or rate with unit"
+    example = "true, or a rate with its unit: '20 GB/s'"
+    also = ("boolean",)
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        """From a file. Raises :class:`UnitError`."""
+        if value is False:
+            raise UnitError("false: leave it out where nothing is copied")
+        return cls(float("inf")) if value is True else super().read(value)
+
+
+class Seconds(Quantity):
+    """Seconds, in a file's schema: written as ``"500 ns"``; a bare number is an error."""
+
+    kind_text = "time with unit"
+    example = "a time with its unit: '25 ns', '60 d'"
+    number = staticmethod(parse_time)
+
+
+class Bytes(Quantity):
+    """Bytes, in a file's schema: written as ``"25 MiB"``; a bare number is an error."""
+
+    kind_text = "size with unit"
+    example = "a size with its unit: '8 B', '25 MiB'"
+    number = staticmethod(parse_bytes)
+
+
+class Flops(Quantity):
+    """FLOP/s, in a file's schema: written as ``"989 TFLOP/s"``; a bare number is an error."""
+
+    kind_text = "rate of arithmetic with unit"
+    example = "a rate with its unit: '989 TFLOP/s'"
+    number = staticmethod(parse_flops)
+
+
+class Hertz(Quantity):
+    """Clocks/s, in a file's schema: written as ``"1980 MHz"``; a bare number is an error."""
+
+    kind_text = "clock rate with unit"
+    example = "a clock rate with its unit: '1980 MHz'"
+    number = staticmethod(parse_frequency)
 
 
 LARGEST_MESSAGE = 2**60

@@ -101,30 +101,24 @@ def _parts(s: TransformerShape) -> dict[str, Part]:
 def _outside(s: TransformerShape) -> dict[str, Part]:
     """Of embeddings and heads."""
     h = s.d_model
+    narrow = s.embedding_width
     masked = s.head in {"mlm", "pretraining"}
     embedding_name = families()[s.family].embedding[0].removeprefix("words ")
+    tied_to = embedding_name if s.tied else ""
     return {
-        "words": tensor_part(s.vocab * s.embedding_width, "vocab", width=s.embedding_width),
+        "words": tensor_part(s.vocab * narrow, "vocab", width=narrow),
         "positions": tensor_part(s.n_positions * h, there=s.positions == "learned", width=h),
         "segments": tensor_part(s.token_types * h, there=s.token_types > 0, width=h),
-        "positions_narrow": tensor_part(s.n_positions * s.embedding_width, width=s.embedding_width),
-        "segments_narrow": tensor_part(
-            s.token_types * s.embedding_width, there=s.token_types > 0, width=s.embedding_width
-        ),
-        "norm_narrow": linear_part(1, s.embedding_width, bias=s.norm_bias),
+        "positions_narrow": tensor_part(s.n_positions * narrow, width=narrow),
+        "segments_narrow": tensor_part(s.token_types * narrow, there=s.token_types > 0, width=narrow),
+        "norm_narrow": linear_part(1, narrow, bias=s.norm_bias),
         "project_in_bias": linear_part(s.embed_dim, h, bias=True, there=s.embed_dim > 0),
         "project_in": linear_part(s.embed_dim, h, there=s.embed_dim > 0),
         "project_out": linear_part(h, s.embed_dim, there=s.embed_dim > 0),
         "embedding_norm": linear_part(1, h, bias=s.norm_bias),
         "final_norm": linear_part(1, h, bias=s.norm_bias, there=s.final_norm and s.norm_weight),
         "final_affine": linear_part(1, h, bias=True, there=s.final_norm),
-        "logits": tensor_part(
-            s.vocab * s.embedding_width,
-            "vocab",
-            there=s.head == "lm",
-            tied_to=embedding_name if s.tied else "",
-            width=s.embedding_width,
-        ),
+        "logits": tensor_part(s.vocab * narrow, "vocab", there=s.head == "lm", tied_to=tied_to, width=narrow),
         "logits_bias": tensor_part(s.vocab, "vocab", there=s.head == "lm" and s.head_bias),
         "pooler": linear_part(h, h, bias=True, there=s.head in {"pooler", "pretraining"}),
         "masked_bias": tensor_part(s.vocab, "vocab", there=masked),
