@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -299,7 +299,7 @@ def _shares(
     changed = (
         set(spec.peak) | halves | ({"fp16", "bf16", "fp8", "fp4"} if spec.tdp_w is not None or spec.clock else set())
     )
-    matmul: dict[str, Any] = {}
+    matmul: dict[str, list[float | str]] = {}
     for dtype in peak:
         if dtype in spec.matmul:
             matmul[dtype] = [spec.matmul[dtype], spec.sources.get("matmul", "its user")]

@@ -102,7 +102,9 @@ def summary(
     }
 
 
-def _rates(model: Model, samples_per_s: float, world: int, executed: float, peak: float | None) -> dict[str, Any]:
+def _rates(
+    model: Model, samples_per_s: float, world: int, executed: float, peak: float | None
+) -> dict[str, float | None]:
     """What is done in a second; ``executed`` : [FLOP/s] of each GPU."""
     model_flops = model.flops_per_sample() * samples_per_s / world
     return {
@@ -114,7 +116,9 @@ def _rates(model: Model, samples_per_s: float, world: int, executed: float, peak
     }
 
 
-def _means(per_rank: Columns, phases: dict[str, float], step: float, pace: Floats | None) -> dict[str, Any]:
+def _means(
+    per_rank: Columns, phases: dict[str, float], step: float, pace: Floats | None
+) -> dict[str, float | dict[str, float]]:
     """Means over ranks, each as often as its ``pace`` is, and what they leave of a step."""
     columns = {name: column for name, column in per_rank.items() if name != "rank"}
     mean = {name: float(np.average(column, weights=pace)) for name, column in columns.items()}

@@ -95,7 +95,7 @@ class StageSeconds:
         if self.unseen:
             yield "unseen", "", self.unseen
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, float]:
         """Plain values, as ``clustersim run --json`` has them."""
         split = {
             f"{name}_s": getattr(self, key)

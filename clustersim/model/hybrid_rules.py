@@ -7,10 +7,8 @@ from typing import Any
 
 from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
+from clustersim.model.kinds import Values as Values
 from clustersim.model.kinds import as_blocks
-
-Values = dict[str, Any]
-"""Dimensions of a Shape by name, those of its parts with a dot (``experts.count``)."""
 
 
 def mamba(c: Config, values: Values) -> None:

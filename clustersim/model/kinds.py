@@ -10,6 +10,8 @@ from clustersim.core.errors import ModelError
 from clustersim.model.config import Config
 from clustersim.model.families import Kinds
 
+Values = dict[str, Any]
+"""Dimensions of a Shape by name, those of its parts with a dot (``experts.count``)."""
 WORDS = {
     "full_attention": "full",
     "attention": "full",
@@ -28,7 +30,7 @@ LETTERS = re.compile("L+G")
 """A period as EXAONE 4's published files write it: local blocks, and a global one (``LLLG``)."""
 
 
-def blocks_of(c: Config, kinds: Kinds, values: dict[str, Any]) -> dict[str, Any]:
+def blocks_of(c: Config, kinds: Kinds, values: Values) -> Values:
     """``mixers`` (and ``mlps``) of a shape, as one period of its blocks; nothing where all attend to everything.
 
     Raises :class:`ModelError` for a list of another length than the blocks, or a word that is not known.
@@ -50,7 +52,7 @@ def blocks_of(c: Config, kinds: Kinds, values: dict[str, Any]) -> dict[str, Any]
     return as_blocks(described)
 
 
-def as_blocks(described: Sequence[str]) -> dict[str, Any]:
+def as_blocks(described: Sequence[str]) -> Values:
     """Mixers and MLPs of blocks that are each described as ``mixer`` or ``mixer/mlp``."""
     period = shortest(described)
     mixers = tuple(word.partition("/")[0] for word in period)
@@ -60,7 +62,7 @@ def as_blocks(described: Sequence[str]) -> dict[str, Any]:
     return {"mixers": mixers} | ({"mlps": mlps} if any(mlps) else {})
 
 
-def experts_in(values: dict[str, Any], sparse: list[bool]) -> None:
+def experts_in(values: Values, sparse: list[bool]) -> None:
     """Blocks with experts, from a truth value for each: as leading dense ones where they are, else one by one."""
     first = sparse.index(True) if True in sparse else len(sparse)
     if all(sparse[first:]):

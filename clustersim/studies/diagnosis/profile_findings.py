@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Columns, Floats, Ints
 from clustersim.core.errors import few
 from clustersim.core.program import COMPUTE_STREAM, DATA_LOADER
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
@@ -229,7 +229,7 @@ def more_work(run: Timeline) -> dict[int, float]:
     return more if 2 * len(more) <= len(flops) else {}
 
 
-def _bounds(run: Timeline, spans: dict[str, Any], index: dict[int, int], transfers: StepTransfers) -> None:
+def _bounds(run: Timeline, spans: Columns, index: dict[int, int], transfers: StepTransfers) -> None:
     """Of collectives that not all ranks were seen in, the shortest that a rank saw, waiting included."""
     length = spans["end"] - spans["ready"]
     shortest = np.full(len(run.ops), np.inf)
