@@ -6,45 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from clustersim import scenario as scenarios
 from clustersim.core.errors import ClusterSimError, ScenarioError
-from clustersim.core.texts import Table
+from clustersim.core.texts import Table, data_table
 from clustersim.core.timeline import Timeline, step_ends
 from clustersim.core.topology import NIC, Topology
 from clustersim.engine.hang import Hang
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.scenario.run.running import Prepared
 
+_TABLE = data_table("exam")
 JOBS: Mapping[str, tuple[str, Table]] = {
-    "small": ("ddp_gpt2_medium_2x4_v100", {}),
-    "wide": ("ddp_gpt2_medium_2x4_v100", {"cluster.nodes": 3}),
-    "sharded": ("ddp_gpt2_medium_2x4_v100", {"strategy.kind": "fsdp", "cluster.nodes": 3}),
-    "large": ("fsdp_mpt_7b_16x8_a100", {"cluster.nodes": 2, "cluster.gpus_per_node": 4}),
-    "rails": (
-        "fsdp_mpt_7b_16x8_a100",
-        {"cluster.nodes": 3, "cluster.gpus_per_node": 4, "cluster.fabric.oversubscription": 16},
-    ),
-    "racks": (
-        "fsdp_mpt_7b_16x8_a100",
-        {"cluster.nodes": 2, "cluster.gpus_per_node": 4, "cluster.fabric.nodes_per_unit": 1},
-    ),
-    "pipeline": ("1f1b_gpt2_xl_1x8_a100", {"cluster.nodes": 2, "parallel.pp": 4, "parallel.microbatches": 4}),
+    name: (job["scenario"], job["changes"]) for name, job in _TABLE["jobs"].items()
 }
 """Jobs, and what is changed of each."""
-LAYERS = {"ddp_gpt2_medium_2x4_v100": 6, "fsdp_mpt_7b_16x8_a100": 3, "1f1b_gpt2_xl_1x8_a100": 8}
+LAYERS: Mapping[str, int] = _TABLE["layers"]
 """Models have few layers, so that jobs are quick to play and their files small."""
 USUAL = ("small", "wide", "sharded", "large")
 """Where any fault may strike."""
-OTHER_JOBS: Mapping[str, tuple[str, ...]] = {
-    "wrong_rail": ("rails",),
-    "other_rack": ("rails",),
-    "congestion": ("racks",),
-    "stuck_message": ("pipeline",),
-    **dict.fromkeys(("lost_nic", "far_nic", "gdr_off"), (*USUAL, "rails", "racks")),
-    **dict.fromkeys(("dead_rank", "stopped_rank", "stuck_kernel"), (*USUAL, "pipeline")),
-}
+OTHER_JOBS = msgspec.convert(_TABLE["other_jobs"], dict[str, tuple[str, ...]])
 """Jobs of kinds that need others: rails, a spine between machines, messages between stages."""
 SPINE = "leaf* -> spine*"
 """The links that a neighbour congests."""
@@ -67,10 +50,7 @@ class Magnitudes:
     seen: float
 
 
-DIFFICULTIES: Mapping[str, Magnitudes] = {
-    "easy": Magnitudes((1.25, 2.0), (0.15, 0.5), (0.05, 0.15), (0.1, 0.35), 1.0),
-    "hard": Magnitudes((1.08, 1.2), (0.04, 0.12), (0.02, 0.05), (0.4, 0.7), 0.5),
-}
+DIFFICULTIES = msgspec.convert(_TABLE["difficulties"], dict[str, Magnitudes])
 """How large a fault is, and of how many ranks there is something to see."""
 
 
