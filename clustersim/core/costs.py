@@ -16,11 +16,11 @@ are waited for (LL over NVLink, rings of Simple in a node, rings whose NICs read
 
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
 They start from documented values (:mod:`clustersim.collectives.fitted.priors`) and are moved a little by public tables
-(P100 to GB200), in which every operator's machine may differ from its kind as a whole and counts by the root of its
-series (:mod:`clustersim.calibrate.fit.learn`). With a whole publisher left out they predict what he measured to 11.5,
-10.5 and 4.1 % in the median over cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLES
---cross-validate publisher``). Inside a node a ring takes ``ring_ends`` of a step beyond its steps, and with the Simple
-protocol the latency of ``simple_ends``.
+(P100 to GB200), in which every operator's machine may differ from its kind as a whole, beyond what all do, and counts
+by the root of its series (:mod:`clustersim.calibrate.fit.learn`). With a whole publisher left out they predict what he
+measured to 11.5, 10.5 and 4.1 % in the median over cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl
+TABLES --cross-validate publisher``). Inside a node a ring takes ``ring_ends`` of a step beyond its steps, and with the
+Simple protocol the latency of ``simple_ends``.
 
 Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), inside a node with B of the
 links joined with that of the channels that carry a peer's parts, over a network with a hop more for every further eight
@@ -61,7 +61,7 @@ class CommunicationCosts:
     hop: Mapping[str, float] = _table(**{
         "nvlink/LL": 0.95 * US, "nvlink/LL128": 1.65 * US, "nvlink/Simple": 2.76 * US,
         "pcie/LL": 1.5 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 6.1 * US,
-        "net/LL": 3.28 * US, "net/LL128": 5.83 * US, "net/Simple": 17.7 * US,
+        "net/LL": 3.81 * US, "net/LL128": 6.69 * US, "net/Simple": 20.1 * US,
     })  # fmt: skip
     # NVLink hops by GPU generation and protocol, relative to Hopper. AMD's, and its share of links, from rccl-tests of
     # MI300X, MI325X and MI355X (tests/data/amd_collectives.csv).
@@ -87,7 +87,7 @@ class CommunicationCosts:
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
     # Of the hops of a ring's all_reduce, what steps save whose piece of a tiny payload is empty (LL, Simple).
     empty_steps: Mapping[str, float] = _table(LL=0.254, Simple=0.164)
-    simple_ring_net: float = 0.696  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    simple_ring_net: float = 0.688  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
     rooted_overlap: Mapping[str, float] = _table(LL=0.5, LL128=0.5, Simple=0.511)
     # Share of the line rate a protocol's payload reaches.
@@ -122,7 +122,7 @@ class CommunicationCosts:
     sharp_share: float = 0.7
     tree_levels: float = 1.21  # network hops per log2(nodes), each way
     nvls_latency: float = 24.3 * US
-    nvls_tree_hop: float = 20.6 * US
+    nvls_tree_hop: float = 22.4 * US
     # Point to point (all_to_all, send): parts of a peer's bytes, each on a channel (collectives/nccl/p2p_parts.py).
     p2p_share: float = 0.783
     p2p_net_share: float = 0.926
@@ -131,24 +131,26 @@ class CommunicationCosts:
     p2p_channel_norm: float = 2.64  # by which a peer's channels and the links are joined
     # Of one block; those before Ampere are not measured, and taken as an A100's; AMD's is not used.
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=14.3e9, volta=14.3e9, ampere=14.3e9, hopper=22.2e9, blackwell=26.7e9, amd=14.3e9
+        pascal=14.6e9, volta=14.6e9, ampere=14.6e9, hopper=22.2e9, blackwell=26.7e9, amd=14.3e9
     )
     # Host.
     base: float = 5.12 * US
     rooted_base: float = 4.86 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back; of AMD's GPUs on any (MI300X).
-    host_floor: Mapping[str, float] = _table(intel=5.82 * US, amd=9.68 * US, power=8 * US, arm=6.14 * US, rocm=13 * US)
+    host_floor: Mapping[str, float] = _table(
+        intel=5.96 * US, amd=8.97 * US, power=8.24 * US, arm=6.31 * US, rocm=13 * US
+    )
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
-    host_single: float = 9.31 * US
-    host_floor_per_gpu: float = 2.92 * US
+    host_single: float = 5.21 * US
+    host_floor_per_gpu: float = 3.63 * US
     # For each block of a GPU's kernel: NCCL before 2.22 writes its work of 512 bytes into a queue in host memory, since
     # then a batch of 16 bytes among the kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs).
-    host_block: Mapping[str, float] = _table(queue=0.201 * US, arguments=0.0503 * US)
+    host_block: Mapping[str, float] = _table(queue=0.21 * US, arguments=0.051 * US)
     host_p2p_factor: float = 2.53  # of that, for all_to_all: many more launches and proxies
     # One process per GPU, sends and receives, beyond a launch: grouping them, and posting each peer's pair, which costs
     # little since a batch of them travels among the kernel's arguments (keys as of host_block).
     host_p2p: float = 1.61 * US
-    host_p2p_peer: Mapping[str, float] = _table(queue=2.65 * US, arguments=0.304 * US)
+    host_p2p_peer: Mapping[str, float] = _table(queue=2.62 * US, arguments=0.312 * US)
     fill_norm: float = 0.704
     simple_norm: float = 1.17  # where Simple's blocks wait and move by turns: rings inside a node
     overlap_norm: float = 1.22  # where bytes move while hops are waited for

@@ -1,8 +1,10 @@
 """The constants of kinds, learned from the published tables of many machines: what a machine that none saw gets.
 
 Every machine may differ from its kind as a whole (a factor of :mod:`clustersim.collectives.fitted.priors`), so that one
-operator's slow host does not become everybody's. What is left moves the documented values, which are taken to be surer
-for the kind than for any one machine. Leaving machines out costs one linear solve each.
+operator's slow host does not become everybody's. What all machines have more of, though, is their kind's, and has a
+factor of its own: without one each would be slower than the documents by itself, and a machine that none saw not at
+all. What is left moves the documented values, which are taken to be surer for the kind than for any one machine.
+Leaving machines out costs one linear solve each.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from clustersim.calibrate.fit.solve import weights
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.fitted.bayes import STEP, solved
 from clustersim.collectives.fitted.machine import moved_costs
-from clustersim.collectives.fitted.priors import priors
+from clustersim.collectives.fitted.priors import Factor, priors
 from clustersim.collectives.nccl_backend import seconds_of
 from clustersim.core.arrays import Bools, Floats
 from clustersim.core.costs import COSTS, CommunicationCosts, flat, most_of, overlaid
@@ -41,7 +43,8 @@ class LearnedConstants:
 
     Parameters
     ----------
-    at : (k,) ln(constant / documented value), first of all priors, then of each machine's factors.
+    at : (k,) ln(constant / documented value), first of all priors, then of the factors that machines have in common,
+        then of each machine's.
     slopes : (n, k). errors : (n,) ln(predicted / measured). weight : (n,). prior : (k,) inverse variances.
     """
 
@@ -62,8 +65,9 @@ def learn(rows: Sequence[MeasuredCollective], machines: Sequence[str]) -> Learne
     """Fit the constants of kinds to rows of many machines; ``machines`` : (n,) whose row it is."""
     tables = _Tables(rows, machines)
     spread = SURE * np.array([prior.spread for prior in priors().constants.values()])
+    common = SURE * np.array([factor.spread for factor in _common()])
     of_factors = np.minimum(WIDE * np.array([factor.spread for factor in priors().factors.values()]), WIDEST)
-    prior = np.concatenate([spread**-2.0, np.tile(of_factors**-2.0, len(tables.names))])
+    prior = np.concatenate([spread**-2.0, common**-2.0, np.tile(of_factors**-2.0, len(tables.names))])
     point = np.zeros(len(prior))
     for _ in range(ROUNDS):
         times_here = tables.log_times(point)
@@ -78,9 +82,20 @@ def learn(rows: Sequence[MeasuredCollective], machines: Sequence[str]) -> Learne
     return LearnedConstants(point, slopes, errors, weight, prior)
 
 
+def _common() -> list[Factor]:
+    """Factors that machines have in common."""
+    return [factor for factor in priors().factors.values() if factor.common]
+
+
+def _of_kinds() -> int:
+    """How many numbers are of no machine: constants, and the factors that machines have in common."""
+    return len(priors().constants) + len(_common())
+
+
 def _values(point: Floats) -> dict[str, float]:
     constants = priors().constants
-    moved = np.exp(point[: len(constants)]).tolist()
+    moves = np.array([[factor.moves(name) for factor in _common()] for name in constants])
+    moved = np.exp(point[: len(constants)] + moves @ point[len(constants) : _of_kinds()]).tolist()
     values = {name: constants[name].value * by for name, by in zip(constants, moved, strict=True)}
     return {name: value if "generation" in name else min(value, most_of(name)) for name, value in values.items()}
 
@@ -112,7 +127,7 @@ class _Tables:
     def log_times(self, point: Floats) -> Floats:
         """(n,) ln(seconds)."""
         values = _values(point)
-        factors = point[len(priors().constants) :].reshape(-1, len(priors().factors))
+        factors = point[_of_kinds() :].reshape(-1, len(priors().factors))
         out = np.zeros(len(self.rows))
         for (machine, _), (base, row_indices) in self.parts.items():
             costs = moved_costs(with_learned(base, values), (), factors[machine])
@@ -122,7 +137,7 @@ class _Tables:
     def slopes(self, point: Floats, times_here: Floats) -> Floats:
         """(n, k) by each constant and by each machine's factors."""
         columns = np.zeros((len(self.rows), len(point)))
-        n = len(priors().constants)
+        n = _of_kinds()
         factors = len(priors().factors)
         unit = np.eye(len(point))
         for i in range(n):

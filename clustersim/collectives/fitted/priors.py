@@ -40,10 +40,12 @@ class Factor(msgspec.Struct, frozen=True):
     Parameters
     ----------
     heads : beginnings of the flat names it multiplies. spread : standard deviation of its logarithm between machines.
+    common : all machines may have more of it than the documents say.
     """
 
     heads: tuple[str, ...]
     spread: float
+    common: bool = False
 
     def moves(self, name: str) -> bool:
         """Whether it multiplies a constant."""
