@@ -4,9 +4,10 @@
     python tests/ranges.py collectives    # these alone; the ranges of steps and memory stay as they are
     python tests/ranges.py steps          # the other way round
 
-Reads the tables in tests/data/measurements, and the published steps that no constant was fitted to
-(:mod:`tests.evidence.unseen_steps`); takes minutes, since each machine is predicted by constants fitted to the others.
-Prints each range beside the share of measurements that it holds of a publisher (a machine) left out of it.
+Reads the tables in tests/data/measurements, and the published steps and collectives that no constant was fitted to
+(:mod:`tests.evidence.unseen_steps`, :mod:`tests.evidence.unseen_collectives`); takes minutes, since each machine is
+predicted by constants fitted to the others. Prints each range beside the share of measurements that it holds of a
+publisher (a machine) left out of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.evidence.adapter_rows import adapter_rows
 from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
 from tests.evidence.offload_rows import errors_of_steps
 from tests.evidence.step_rows import origin, publisher
+from tests.evidence.unseen_collectives import UnseenCollective, unseen_collectives
 from tests.evidence.unseen_steps import UnseenStep, unseen_distances, unseen_memory_distances, unseen_steps
 from tests.evidence.validate_steps import strategy_kind, validate_memory, validate_steps
 
@@ -121,6 +123,36 @@ def widths_of(made: CollectiveRanges, size: str, names: Sequence[str]) -> list[f
     """Half-widths of a size class and of traits, of each of :data:`SHARES`."""
     held = made.sizes[size]
     return [width * _product(names, by) for width, by in zip((held.p50, held.p90), made.times, strict=True)]
+
+
+def collectives_beyond(
+    made: Mapping[str, CollectiveRanges], unseen: Sequence[UnseenCollective], well_known: Collection[str]
+) -> dict[str, tuple[float, ...]]:
+    """How many times as wide, by size class and for each of :data:`SHARES`, the ranges of strange machines must be for
+    publishers that nothing was fitted to: as :func:`beyond`, each row in widths of its own range, and every publisher
+    weighing the same."""
+    sizes = [size_class(float(row.cells["size_bytes"])) for row in unseen]
+    far = [(row.publisher, abs(1.0 / (1.0 + row.first_error) - 1.0)) for row in unseen]
+    widths = [_widths_of_unseen(made, row, size, well_known) for row, size in zip(unseen, sizes, strict=True)]
+    times = []
+    for i, share in enumerate(SHARES):
+        needed: dict[str, float] = {}
+        publishers: dict[str, int] = {}
+        for size in map(size_class, SIZES):
+            own = [place for place, other in enumerate(sizes) if other == size]
+            groups = _scaled(far, own, [widths[place][i] for place in own])
+            needed[size], publishers[size] = quantile(groups.values(), share), len(groups)
+        times.append(drawn(needed, publishers))
+    return {size: tuple(of_share[size] for of_share in times) for size in map(size_class, SIZES)}
+
+
+def _widths_of_unseen(
+    made: Mapping[str, CollectiveRanges], row: UnseenCollective, size: str, well_known: Collection[str]
+) -> list[float]:
+    """Half-widths that an unseen row has by what is known of its machine, of each of :data:`SHARES`."""
+    of_row = traits(row.cells["collective"], float(row.cells["size_bytes"]), row.nodes, row.net, well_known)
+    by_known = [widths_of(made[known], size, of_row) for known in row.closeness]
+    return [max(of_share) for of_share in zip(*by_known, strict=True)]
 
 
 def traits_of(row: PredictedRow, well_known: Collection[str]) -> tuple[str, ...]:
@@ -214,19 +246,24 @@ def beyond(fitted: Mapping[str, Held], unseen: Mapping[str, Groups]) -> dict[str
     fitted to, for each of :data:`SHARES`: as wide as its own showed, drawn by :data:`DOUBT` publishers to the
     geometric mean of what kinds showed, each by how sure it is; never below 1. ``unseen`` : distances by kind and
     publisher."""
-    sure = {kind: len(groups) / (len(groups) + DOUBT) for kind, groups in unseen.items()}
-    times: dict[str, list[float]] = {kind: [] for kind in fitted}
+    publishers = {kind: len(groups) for kind, groups in unseen.items()}
+    times = []
     for i, share in enumerate(SHARES):
         needed = {
             kind: quantile(groups.values(), share, FEWEST) / (fitted[kind].p50, fitted[kind].p90)[i]
             for kind, groups in unseen.items()
             if groups
         }
-        weights = [sure[kind] for kind in needed]
-        usual = math.exp(np.average(np.log(list(needed.values())), weights=weights)) if needed else 1.0
-        for kind in fitted:
-            times[kind].append(max(1.0, needed.get(kind, 1.0) ** sure[kind] * usual ** (1.0 - sure[kind])))
-    return {kind: tuple(factors) for kind, factors in times.items()}
+        times.append(drawn(needed, publishers))
+    return {kind: tuple(of_share[kind] for of_share in times) for kind in fitted}
+
+
+def drawn(needed: Mapping[str, float], publishers: Mapping[str, int]) -> dict[str, float]:
+    """Factors of kinds, each drawn by :data:`DOUBT` publishers to the geometric mean of those that are ``needed``."""
+    sure = {kind: count / (count + DOUBT) for kind, count in publishers.items()}
+    weights = [sure[kind] for kind in needed]
+    usual = math.exp(np.average(np.log(list(needed.values())), weights=weights)) if needed else 1.0
+    return {kind: max(1.0, needed.get(kind, 1.0) ** sure[kind] * usual ** (1.0 - sure[kind])) for kind in sure}
 
 
 def times_as_wide(around: Held, times: Sequence[float]) -> Held:
@@ -328,14 +365,24 @@ def as_written(*, of_steps: bool) -> list[str]:
     return [line for text in chosen for line in ("", *text.split("\n"))]
 
 
+def lines_beyond(found: Mapping[str, CollectiveRanges], well_known: Collection[str]) -> Iterator[str]:
+    """The lines of the file that say how much wider ranges are for what nothing was fitted to, and of how many rows."""
+    unseen = unseen_collectives()
+    yield from ("", "[collectives.beyond]", f"rows = {len(unseen)}")
+    yield f"publishers = {len({row.publisher for row in unseen})}"
+    for size, (p50, p90) in collectives_beyond(found, unseen, well_known).items():
+        yield f'"{size}" = {{p50 = {p50:.3g}, p90 = {p90:.3g}}}'
+
+
 def made_collectives() -> tuple[dict[str, Held], list[str]]:
     """Ranges of collectives, and the file's lines of them."""
     found, known, logs = of_collectives()
     ranges, times = lines_of(found)
+    beyond_lines = lines_beyond(found, known["well_known"])
     names = [
         f"{what} = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in of_what)}]" for what, of_what in known.items()
     ]
-    return ranges, ["", "[collectives]", *names, *written(ranges), *times, *logs]
+    return ranges, ["", "[collectives]", *names, *written(ranges), *times, *beyond_lines, *logs]
 
 
 def made_steps() -> tuple[dict[str, Held], list[str]]:

@@ -8,16 +8,14 @@ settled, and is said in ``left_open``, before the row was predicted.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from clustersim.calibrate.score import predicted
-from clustersim.calibrate.validate_nccl import validate_rows
-from clustersim.core.arrays import Floats
+from clustersim.calibrate.score import PredictedRow, predicted
+from clustersim.calibrate.validate_nccl import measured, validate_rows
+from clustersim.core.ranges import without_numbers
 from clustersim.core.texts import Table
 
 DATA = Path(__file__).parents[1] / "data"
@@ -30,6 +28,7 @@ class UnseenCollective(msgspec.Struct, frozen=True):
     Parameters
     ----------
     cells : what the table says, by column. publisher, chosen : who measured it, and in which set it was chosen.
+    nodes : that it ran over. net, closeness : as :func:`clustersim.core.ranges.without_numbers` has them.
     error : predicted over published minus 1. first_error : of the row's first prediction, before anything was mended
         for what its set showed; where nobody wrote that down, ``error``. p50, p90 : half-widths of the ranges that a
         prediction states.
@@ -38,6 +37,9 @@ class UnseenCollective(msgspec.Struct, frozen=True):
     cells: Table
     publisher: str
     chosen: str
+    nodes: int
+    net: str
+    closeness: tuple[str, ...]
     error: float
     first_error: float
     p50: float
@@ -59,23 +61,22 @@ def unseen_collectives() -> tuple[UnseenCollective, ...]:
     played = predicted(validate_rows(rows).rows)
     if len(played) < len(rows):
         raise ValueError(f"{len(rows) - len(played)} rows of {TABLE.name} were not predicted")
-    return tuple(
-        UnseenCollective(
-            row.cells,
-            row.cells["publisher"],
-            row.cells["set"],
-            row.rel_error,
-            float(row.cells["first_error"] or row.rel_error),
-            float(row.p50 or 0.0),
-            float(row.p90 or 0.0),
-        )
-        for row in played
+    return tuple(map(_with_range, played))
+
+
+def _with_range(row: PredictedRow) -> UnseenCollective:
+    group = measured(row.cells)[2]
+    net, closeness = without_numbers(group.topology, group.n_nodes)
+    return UnseenCollective(
+        row.cells,
+        row.cells["publisher"],
+        row.cells["set"],
+        group.n_nodes,
+        net,
+        closeness,
+        row.rel_error,
+        float(row.cells["first_error"] or row.rel_error),
+        float(row.p50 or 0.0),
+        float(row.p90 or 0.0),
     )
 
-
-def unseen_distances(rows: Iterable[UnseenCollective]) -> dict[str, Floats]:
-    """Of each publisher, how far its times were from their first predictions, relative to the prediction."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row.publisher, []).append(abs(1.0 / (1.0 + row.first_error) - 1.0))
-    return {publisher: np.array(far) for publisher, far in groups.items()}
