@@ -167,6 +167,8 @@ class Config(msgspec.Struct, frozen=True):
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
             raise ModelError(f"{self.where}: '{key}' = {value!r} must be a probability from 0 to 1")
+        if value > 0 and not self.spelled(key):
+            self.defaults[key] = value
         return value > 0
 
     def text(self, key: str, default: str) -> str:

@@ -126,7 +126,7 @@ def _plain(c: Config, style: Style, options: Table) -> Pair:
     encoder, decoder = (_shape(c, size, options, causal=i == 1) for i, size in enumerate(sizes))
     mels = c.number("num_mel_bins", 80, "of a spectrogram") if style.sound else 0
     inner = c.rate("activation_dropout", 0.0)
-    tied = c.flag("tie_word_embeddings", True, quiet=True)
+    tied = c.flag("tie_word_embeddings", True)
     if not tied and not style.sound:
         raise ModelError(f"{c.where}: 'tie_word_embeddings' = false is not described of {c.kind}; only true is")
     return Pair(style, encoder, decoder, tied, mels=mels, inner_dropout=inner)
@@ -143,6 +143,8 @@ def _relative(c: Config, style: Style, options: Table) -> Pair:
         )
     gated = len(words) == 2
     plain = {"relu": "relu", "gelu": "gelu"}[words[-1]]
+    if not c.has("feed_forward_proj"):
+        c.defaults["feed_forward_proj"] = words[-1]
     drops = c.rate("dropout_rate", 0.0)
     layers = c.need("num_layers", "the encoder's blocks")
     common = {
@@ -157,12 +159,12 @@ def _relative(c: Config, style: Style, options: Table) -> Pair:
         "norm": "rmsnorm",
         **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias", "norm_bias"), False),
     }
-    behind = c.number("num_decoder_layers", layers, "the decoder's blocks") if c.has("num_decoder_layers") else layers
+    behind = c.number("num_decoder_layers", layers, "the decoder's blocks")
     encoder = _shape(c, common | {"layers": layers, "seq_len": source}, options, causal=False)
     decoder = _shape(c, common | {"layers": behind, "seq_len": target}, options, causal=True)
     buckets = c.number("relative_attention_num_buckets", 32, "of relative positions")
     # False says that a checkpoint has a head of its own; the class ties what it makes anew all the same.
-    tied = c.flag("tie_word_embeddings", True, quiet=True)
+    tied = c.flag("tie_word_embeddings", True)
     return Pair(style, encoder, decoder, tied, buckets=buckets, inner_dropout=drops)
 
 

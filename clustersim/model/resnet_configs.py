@@ -34,7 +34,6 @@ def resnet_config(where: str, data: Table, options: Table) -> tuple[Model, Confi
     named = c.data.get("id2label")
     c.read.update({"id2label", "num_labels"})
     classes = len(named) if isinstance(named, dict) and named else c.number("num_labels", 2, "the number of classes")
-    c.defaults.pop("num_labels", None)
     c.refuse_unread()
     side = options.get("image_size", USUAL)
     if not isinstance(side, int) or isinstance(side, bool) or side < 1:

@@ -216,7 +216,8 @@ def _complete(c: Config, values: Values) -> None:
         if width % heads:
             raise ModelError(f"{c.where}: {heads} attention heads do not divide a width of {width} evenly")
         values["head_dim"] = width // heads
-        if "head_dim" in c.fields.fields and not c.spelled("head_dim"):
+        is_read = "head_dim" in c.fields.fields or "head_dim" in c.read
+        if is_read and not c.spelled("head_dim"):
             c.defaults["head_dim"] = width // heads
     if values.get("d_ff") is None:
         values["d_ff"] = 4 * width

@@ -16,7 +16,6 @@ def image(c: Config, values: Values) -> None:
         values["vocab"] = len(named)
     else:
         values["vocab"] = c.number("num_labels", 2, "the number of classes")
-        c.defaults.pop("num_labels", None)
     values["seq_len"] = 1
 
 

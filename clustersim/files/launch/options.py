@@ -166,6 +166,11 @@ def _say(row: LaunchOption, field: str, option: OptionValue, fields: ScenarioFie
     if option.value == "auto" and field.startswith(("batch.", "strategy.", "model.", "run.")) and row.type != "text":
         if field.startswith("strategy.zero_optimization."):
             fields.say(field, option.value, option)  # which the strategy's own reader tells what it would be
+        if field == "strategy.kind":  # which HfTrainerDeepSpeedConfig fills in of nothing (transformers)
+            raise ScenarioError(
+                f"{option.where}: {option.name} auto is filled in by accelerate's zero_stage, and no file has it; "
+                "write the value"
+            )
         return False  # filled in by the Trainer, whose arguments say it
     if option.value == MISSING:
         if field.startswith("cluster."):

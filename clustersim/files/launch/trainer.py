@@ -61,7 +61,8 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     for file in read:
         _arranged_document(file, known)
     _commanded(read)
-    _clipped(read)
+    trainer_args.clipped(read)
+    trainer_args.left_to_accelerate(read)
     _meshed(read)
     trainer_args.mixed(read)
     trainer_args.resharded(read)
@@ -171,17 +172,6 @@ def _commanded(read: Sequence[Document]) -> None:
                 if own.value != before.value:
                     less = f"{shown(before.value)} of {file.name}"
                     command.notes.append(f"{own.where}: {own.name} {shown(own.value)} counts, and not {less}")
-
-
-def _clipped(read: Sequence[Document]) -> None:
-    """``"auto"`` of DeepSpeed's gradient_clipping is the Trainer's max_grad_norm (``HfTrainerDeepSpeedConfig`` of
-    transformers/integrations/deepspeed.py), which is 1 as accelerate's own value is (``_prepare_deepspeed``)."""
-    norms = [said for file in read for (_, name), said in file.options.items() if name == "max_grad_norm"]
-    norm = norms[0].value if norms else 1.0
-    for file in read:
-        for key, said in file.options.items():
-            if key[1] in {"gradient_clipping", "deepspeed_config.gradient_clipping"} and said.value == "auto":
-                file.options[key] = OptionValue(said.name, norm, said.where)
 
 
 def _unsaid_strategy(read: Sequence[Document]) -> None:

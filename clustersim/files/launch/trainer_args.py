@@ -15,6 +15,13 @@ _UNSAID = {"", "none", "null"}
 _OFF = {"false", "auto", *_UNSAID}
 _SHARDS = ("shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "2", "3", "4", "5")
 """Sharding strategies of FSDP1 other than whole shards, as accelerate has them in any case and by number."""
+OF_ACCELERATE = {
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
+    "zero_optimization.offload_param.device": "offload_param_device",
+}
+"""Keys of DeepSpeed's file that accelerate fills in where they are ``"auto"``, and its own names of them
+(``DeepSpeedPlugin.deepspeed_config_process`` of accelerate/utils/dataclasses.py)."""
 
 
 def named_before(file: Document) -> None:
@@ -112,3 +119,24 @@ def optimized(read: Sequence[Document]) -> None:
             ):
                 del file.options["args", name]
                 file.notes.append(f"{option.where}: {option.name} {option.value}: the optimizer is that of {own.where}")
+
+
+def clipped(read: Sequence[Document]) -> None:
+    """``"auto"`` of DeepSpeed's gradient_clipping is the Trainer's max_grad_norm (``HfTrainerDeepSpeedConfig`` of
+    transformers/integrations/deepspeed.py), which is 1 as accelerate's own value is (``_prepare_deepspeed``)."""
+    norms = [said for file in read for (_, name), said in file.options.items() if name == "max_grad_norm"]
+    norm = norms[0].value if norms else 1.0
+    for file in read:
+        for key, said in file.options.items():
+            if key[1] in {"gradient_clipping", "deepspeed_config.gradient_clipping"} and said.value == "auto":
+                file.options[key] = OptionValue(said.name, norm, said.where)
+
+
+def left_to_accelerate(read: Sequence[Document]) -> None:
+    """Leave out ``"auto"`` of DeepSpeed's file for what accelerate's own file or command says."""
+    stated = {name for file in read for _, name in (*file.options, *file.overrides)}
+    for file in read:
+        for name, own in OF_ACCELERATE.items():
+            option = file.options.get(("config", name))
+            if option is not None and option.value == "auto" and f"deepspeed_config.{own}" in stated:
+                del file.options["config", name]

@@ -149,8 +149,8 @@ class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             if getattr(self, name) == "auto":
-                means = f" (it would put {HF_AUTO[name]})" if name in HF_AUTO else ""
-                raise ValueError(f"{name} = 'auto' is filled in by Hugging Face's Trainer{means}; write the value")
+                filled = f" (it would put {HF_AUTO[name]})" if name in HF_AUTO else f" of {', '.join(HF_AUTO)} alone"
+                raise ValueError(f"{name} = 'auto' is filled in by Hugging Face's Trainer{filled}; write the value")
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} = {getattr(self, name)!r}: write a number of elements, or true or false")
         if self.stage == 0:
