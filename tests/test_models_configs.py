@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clustersim.core.errors import ModelError
-from clustersim.model import from_hf
+from clustersim.model import families, from_hf, named_models
 from clustersim.model.hf import shape_from_hf
 
 DEEPSEEK_V3: dict[str, Any] = {
@@ -204,3 +207,62 @@ def test_blocks_that_predict_further_tokens_are_said_to_be_left_out():
     assert told[0].endswith("mtp = 1 in model.options plays them")
     assert not any(note.startswith(left_out) for note in from_hf(config, mtp=1).notes)
     assert not any(note.startswith(left_out) for note in from_hf(config | {"num_nextn_predict_layers": 0}).notes)
+
+
+SHIPPED = sorted((Path(named_models.__file__).parent.parent / "data" / "models").glob("*.json"))
+UNSAID = {"_name_or_path", "hidden_act", "activation_function", "num_nextn_predict_layers"}
+"""A name, an activation, whose class's own is every publisher's, and blocks that transformers' classes leave out."""
+T5 = {
+    "model_type": "t5",
+    "d_model": 1024,
+    "d_kv": 64,
+    "d_ff": 2816,
+    "num_layers": 24,
+    "num_decoder_layers": 20,
+    "num_heads": 16,
+    "vocab_size": 32128,
+    "dropout_rate": 0.0,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+    "relative_attention_num_buckets": 16,
+}
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 2,
+    "image_size": 384,
+    "patch_size": 32,
+    "num_labels": 1000,
+}
+
+
+def fields_of(config: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each field, those of inner tables too."""
+    for name, value in config.items():
+        yield (*above, name)
+        if isinstance(value, dict) and name.endswith("config"):
+            yield from fields_of(value, (*above, name))
+
+
+@pytest.mark.parametrize("config", [*map(str, SHIPPED), "T5", "VIT"])
+def test_a_field_that_is_left_out_is_asked_for_or_told_or_changes_nothing(config: str) -> None:
+    fields = {"T5": T5, "VIT": VIT}.get(config) or json.loads(Path(config).read_text())
+    whole = from_hf(fields, name="whole")
+    for path in fields_of(fields):
+        none_by_default = not families.fields_of(fields["model_type"]).fields.get(path[-1], "unknown")
+        if UNSAID & set(path) or none_by_default:
+            continue
+        fewer = copy.deepcopy(fields)
+        inner = fewer
+        for name in path[:-1]:
+            inner = inner[name]
+        del inner[path[-1]]
+        try:
+            model = from_hf(fewer, name="whole")
+        except ModelError:
+            continue
+        told = set(model.notes) - set(whole.notes)
+        if replace(model, notes=()) != replace(whole, notes=()):
+            assert any(path[-1] in note for note in told), f"{path} changes the model, and nothing says so"

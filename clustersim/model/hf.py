@@ -35,6 +35,8 @@ _TOLD = 8
 """Fields that one note lists."""
 FURTHER_TOKENS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 """Fields of a config that count blocks which predict further tokens."""
+MISSING = "not in the config"
+"""How a note on fields that a config leaves out begins."""
 LEFT_OUT = "blocks that predict further tokens are left out"
 SLIP = 0.85
 """How alike a misspelt type and the one that is meant are: lama and llama 0.89, nemotron-nas and nemotron 0.8."""
@@ -178,7 +180,7 @@ def _assumed(fields: Config) -> list[str]:
     notes = []
     if fields.defaults:
         values = ", ".join(f"{name} {json.dumps(value)}" for name, value in fields.defaults.items())
-        notes.append(f"not in the config, so as transformers' {fields.kind} has it by default: {values}")
+        notes.append(f"{MISSING}, so as transformers' {fields.kind} has it by default: {values}")
     unread = [f"{name} {fields.data[name]!r}" if _short(fields.data[name]) else name for name in fields.unread()]
     if unread:
         notes.append(f"fields that change nothing here: {few(unread, _TOLD)}")

@@ -15,7 +15,7 @@ from clustersim.model.audio import jasper, waveglow
 from clustersim.model.base import TransformerShape
 from clustersim.model.convnets import CONVNETS, convnet
 from clustersim.model.fastpitch import fastpitch
-from clustersim.model.hf import config_file, from_hf, has_no_shape, shape_from_hf
+from clustersim.model.hf import MISSING, config_file, from_hf, has_no_shape, shape_from_hf
 from clustersim.model.names import described, plain, same_family
 from clustersim.model.options import with_options
 from clustersim.model.published import config, configs, known_as, source
@@ -96,7 +96,9 @@ def _named(name: str, overrides: Table) -> Model:
     if name in _DESCRIBED:
         network, known = _DESCRIBED[name]
         return network(name, **_only(name, overrides, known))
-    return from_hf(_config(name), name=name, **overrides)
+    made = from_hf(_config(name), name=name, **overrides)
+    # What a publisher's own file leaves out is meant so.
+    return dataclasses.replace(made, notes=tuple(note for note in made.notes if not note.startswith(MISSING)))
 
 
 def file(name_or_path: str | Path) -> Path | None:

@@ -63,7 +63,8 @@ def _opt(c: Config, values: Values) -> None:
     values["final_norm"] = before and not c.flag("_remove_final_layer_norm", False, quiet=True)
     if values["embed_dim"] in {None, values["d_model"]} or not c.has("word_embed_proj_dim"):
         values["embed_dim"] = 0
-        c.defaults.pop("word_embed_proj_dim", None)
+        if not c.spelled("word_embed_proj_dim"):
+            c.defaults["word_embed_proj_dim"] = values["d_model"]
 
 
 def _mpt(c: Config, values: Values) -> None:
@@ -76,6 +77,8 @@ def _mpt(c: Config, values: Values) -> None:
         )
     c.read.update({"expansion_ratio", "ffn_config"})
     alibi = attn.flag("alibi", True)
+    if not attn.has("alibi"):
+        c.defaults["attn_config.alibi"] = alibi
     positions = "alibi" if alibi else "learned" if c.flag("learned_pos_emb", True) else "none"
     bias = not c.flag("no_bias", False)
     multiquery = attn.text("attn_type", "multihead_attention") == "multiquery_attention"

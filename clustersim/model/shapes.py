@@ -139,6 +139,9 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
         values |= blocks_of(c, family.kinds, values)
     if values.pop("rotated_windows", False) and values.get("mixers"):
         values.setdefault("rotates", tuple(mixer in LIMITED for mixer in values["mixers"]))
+    window = _first(c, family.reads.get("window") or "sliding_window")
+    if values.get("window") and not c.spelled(window) and c.default(window) == values["window"]:
+        c.defaults[window] = values["window"]  # rules know whether the class's own counts
     _refuse_missing(c, family, values)
     c.refuse_unread()
     shape = _assembled(values)
