@@ -32,6 +32,7 @@ _LEFT = (
     "data.num_*",
     "data.*_dir",
     "data.split*",
+    "data.*kwargs",
     "trainer.max_*",
     "trainer.val_*",
     "trainer.limit_*",

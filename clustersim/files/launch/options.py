@@ -116,7 +116,7 @@ def refuse(
     stated += [(where, "the command", ("", "program"), name) for name, where in programs]
     beside = [refused for name in table.also for refused in load(name).refused_of_files()]
     for where, written, (at, name), value in stated:
-        words = f"{name}={value}"
+        words = f"{name}={True if value == [] else value}"  # a flag that stands alone
         shown_value = "" if value in ([], True) else f" {shown(value)}"
         for glob, why in (*table.refused.items(), *(beside if at == "config" else ())):
             if fnmatchcase(words, glob):

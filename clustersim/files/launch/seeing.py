@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from math import isqrt
 from pathlib import Path
 
 from clustersim.core.errors import ClusterSimError, ScenarioError
@@ -12,7 +13,8 @@ from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.model import named_models as models
 from clustersim.model.adapter_setting import ALL_LINEAR
-from clustersim.model.towers import image_note
+from clustersim.model.base import TransformerShape
+from clustersim.model.towers import image_note, resized
 
 TOWER, PROJECTOR, DECODER = "freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"
 PARTS = {
@@ -31,6 +33,8 @@ PARTS = {
     ),
 }
 """Parameters of each part, in transformers' classes of these models."""
+LARGEST = ("image_max_pixels", "max_pixels")
+"""Options for the most pixels of an image: LLaMA-Factory's, and ms-swift's."""
 USUAL = " (by default)"
 _ALL = r"^(?!.*(visual|vision_tower|vision_model|multi_modal_projector)).*"
 """Modules of the decoder alone, as a pattern of PEFT."""
@@ -72,7 +76,7 @@ def taken(
             f"{option.where}: {option.name} {shown(option.value)} trains an image encoder or a projector alone, which "
             "is not played"
         )
-    notes = [f"no file says what images are read: {image_note(shape)}"]
+    notes = _images(options, fields, used, shape)
     if not still:
         return notes
     if "model.adapter.rank" in fields:
@@ -85,6 +89,34 @@ def taken(
     fields["model.frozen"] = globs
     words = " and ".join(said[part].name for part in still)
     return [*notes, f"not trained: {', '.join(globs)}, as {words} has it"]
+
+
+def _images(
+    options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key], shape: TransformerShape
+) -> list[str]:
+    """Images as small as the pixels that an option allows, where a tower takes images of any size; a note on them.
+
+    Sides are of whole patches that the projector merges, as ``smart_resize`` of transformers' Qwen2-VL has them.
+    """
+    key = next((key for name in LARGEST if (key := ("args", name)) in options), None)
+    tower = shape.tower
+    assert tower is not None
+    patches = tower.shape.patches
+    if key is None or patches is None or tower.shape.positions == "learned":
+        return [f"no file says what images are read: {image_note(shape)}"]
+    option = options[key]
+    used.add(key)
+    step = patches.side * max(1, isqrt(patches.grid // tower.tokens))
+    pixels = int(option.value) if str(option.value).isdecimal() else 0
+    if pixels < step * step:
+        raise ScenarioError(
+            f"{option.where}: {option.name} {shown(option.value)} must be pixels, {step * step} or more"
+        )
+    side = min(isqrt(pixels) // step * step, patches.image)
+    if side < patches.image:
+        fields["model.options"] = {**fields.get("model.options", {}), "image_size": side}
+        shape = resized(shape, side)
+    return [f"no file says what images are read, of at most {pixels:,} pixels ({option.name}): {image_note(shape)}"]
 
 
 def _in_decoder(modules: list[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
-from clustersim.files.launch import primus_commands
+from clustersim.files.launch import primus_commands, unread
 from clustersim.files.launch import shell_blocks as grammar
 from clustersim.files.launch.shell_directives import LAUNCHERS, directed_options
 from clustersim.files.launch.shell_expand import EXPANSION, body, by_key, fields, items, sum_of, value
@@ -91,6 +91,9 @@ class _Reader(BlockWalk):
 
     def chosen(self) -> Script:
         """The command of those that were met."""
+        other = unread.of_command(self.missing)
+        if other is not None:
+            raise ScenarioError(f"{self.where}: {other.refusal}")
         if not self.candidates:
             if self.missing:
                 names = " and ".join(dict.fromkeys(self.missing))
