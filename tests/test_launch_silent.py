@@ -132,3 +132,83 @@ def test_a_zero_stage_of_a_script_has_the_type_that_the_script_says():
     """It was "--bf16 and --dtype True contradict each other"."""
     had = exchange.canonical(read(("run.sh", f"{EIGHT} --zero_stage 3")).scenario)
     assert (had["strategy.zero_optimization.stage"], had["model.dtype"]) == (3, "bf16")
+
+
+# ---- "auto" that nobody fills in, flags that stand alone, tasks, images ----------------------------------------------
+
+AUTO = '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "auto"}}}'
+
+
+def test_a_stage_that_is_auto_is_accelerates_or_asked_for():
+    own = "accelerate launch --use_deepspeed --zero_stage 3 --offload_optimizer_device cpu --num_processes 8 "
+    made = read(("a.sh", f"{own} --deepspeed_config_file ds.json {TRAIN}"), ("ds.json", AUTO))
+    zero = made.tables["strategy"]["zero_optimization"]
+    assert (zero["stage"], zero["offload_optimizer"]["device"]) == (3, "cpu")
+    with pytest.raises(ScenarioError, match="stage auto is filled in by accelerate's zero_stage"):
+        read(("a.sh", f"torchrun --nproc_per_node 8 {TRAIN} --deepspeed ds.json"), ("ds.json", AUTO))
+
+
+def test_what_no_trainer_fills_in_is_not_said_to_be():
+    text = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}'
+    with pytest.raises(ScenarioError, match="stage3_param_persistence_threshold alone; write the value"):
+        read(("a.sh", f"torchrun --nproc_per_node 8 {TRAIN} --deepspeed ds.json"), ("ds.json", text))
+
+
+@pytest.mark.parametrize("flag", ["--fault_tolerance.enable", "--fault_tolerance.enable=true"])
+def test_a_flag_that_stands_alone_is_refused_as_one_that_says_true(flag):
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 128\n'
+    command = f"torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file t.toml {flag}"
+    with pytest.raises(ScenarioError, match="averages replicas over torchft"):
+        read(("t.toml", text), ("run.sh", command))
+
+
+MEGATRON = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --micro-batch-size 4 --global-batch-size 64"
+
+
+def test_a_task_of_megatron_is_refused_and_an_unfused_rotation_said():
+    own = f"{MEGATRON} --seq-length 512 --max-position-embeddings 512 --fp16"
+    with pytest.raises(ScenarioError, match="finetunes or evaluates a model by a task"):
+        read(("a.sh", f"torchrun --nproc_per_node 8 tasks/main.py --task RACE {own}"))
+    made = read(("a.sh", f"torchrun --nproc_per_node 8 pretrain_gpt.py {own} --no-rope-fusion"))
+    assert list(made.unplayed) == ["--no-rope-fusion"]
+
+
+FACTORY = """
+model_name_or_path: Qwen/Qwen3-VL-4B-Instruct
+stage: sft
+template: qwen3_vl
+finetuning_type: full
+cutoff_len: 2048
+per_device_train_batch_size: 1
+bf16: true
+"""
+
+
+@pytest.mark.parametrize(("pixels", "side"), [(50176, 224), (60000, 224), (16384, 128), (10**7, 448)])
+def test_images_are_as_small_as_a_launch_file_allows(pixels, side):
+    made = read(("a.yaml", f"{FACTORY}image_max_pixels: {pixels}\n"))
+    assert any(f"{side} x {side} pixels" in note and f"{pixels:,}" in note for note in made.notes)
+    whole = read(("a.yaml", FACTORY))
+    assert (model_of(made.scenario).flops_per_sample() < model_of(whole.scenario).flops_per_sample()) == (side < 448)
+
+
+@pytest.mark.parametrize("pixels", ["many", "100", "-5"])
+def test_a_size_of_images_that_is_none_is_refused(pixels):
+    with pytest.raises(ScenarioError, match="must be a number of pixels"):
+        read(("a.yaml", f"{FACTORY}image_max_pixels: {pixels}\n"))
+
+
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        ("./distributed_train.sh 8 /data --model resnet50 -b 256 --amp", "timm"),
+        ("torchrun --nproc_per_node 8 train.py /data --model vit_b --aa rand-m9 --amp", "timm"),
+        ("torchrun --nproc_per_node 8 -m open_clip_train.main --model ViT-B-32 --batch-size 256", "OpenCLIP"),
+        ("python -m training.main --model RN50 --csv-img-key filepath", "OpenCLIP"),
+        ("accelerate launch train_dreambooth_lora.py --instance_prompt x --resolution 512", "Diffusers"),
+        ("accelerate launch my.py --pretrained_model_name_or_path a --resolution 64 --train_batch_size 1", "Diffusers"),
+    ],
+)
+def test_programs_of_images_are_refused_by_name(command, title):
+    with pytest.raises(ScenarioError, match=f"is of {title}, whose files are not read"):
+        read(("run.sh", command))

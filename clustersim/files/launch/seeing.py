@@ -110,7 +110,7 @@ def _images(
     pixels = int(option.value) if str(option.value).isdecimal() else 0
     if pixels < step * step:
         raise ScenarioError(
-            f"{option.where}: {option.name} {shown(option.value)} must be pixels, {step * step} or more"
+            f"{option.where}: {option.name} {shown(option.value)} must be a number of pixels, {step * step} or more"
         )
     side = min(isqrt(pixels) // step * step, patches.image)
     if side < patches.image:
