@@ -48,6 +48,16 @@ def own(cls: Any, base: set[str]) -> dict[str, Any]:
     }
 
 
+def rotated_share(cls: Any) -> dict[str, float]:
+    """What share of each head a class rotates by default, where it reads one."""
+    try:
+        rotation = cls().rope_parameters
+    except Exception:  # of a class that needs fields, or that rotates nothing
+        return {}
+    share = rotation.get("partial_rotary_factor") if isinstance(rotation, dict) else None
+    return {"partial_rotary_factor": share} if isinstance(share, float) else {}
+
+
 def tables(kinds: list[str]) -> dict[str, Any]:
     """What the file holds, for these model types and, under an empty name, for all."""
     without_torchvision()
@@ -60,7 +70,7 @@ def tables(kinds: list[str]) -> dict[str, Any]:
     for kind in kinds:
         if kind in CONFIG_MAPPING:
             cls = CONFIG_MAPPING[kind]
-            whole[kind] = {"fields": own(cls, set(base)), "also": dict(cls.attribute_map)}
+            whole[kind] = {"fields": own(cls, set(base)) | rotated_share(cls), "also": dict(cls.attribute_map)}
     return whole
 
 

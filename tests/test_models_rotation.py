@@ -16,6 +16,7 @@ from clustersim.model import from_hf
 
 torch = pytest.importorskip("torch", reason="the classes are torch's")
 transformers = pytest.importorskip("transformers", reason="the classes are transformers'")
+TorchDispatchMode: Any = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 
 TOKENS = 48
 KINDS = ["cohere2_moe", "cohere2", "cwm", "exaone4", "granitemoehybrid", "llama4_text", "minimax", "smollm3"]
@@ -96,3 +97,59 @@ def test_attention_across_to_an_encoder_is_refused() -> None:
     for kind in ("gpt2", "xglm"):
         with pytest.raises(ModelError, match="'add_cross_attention' = True changes a model's tensors"):
             from_hf(random_config(kind, random.Random(1)) | {"add_cross_attention": True})
+
+
+class Moved(TorchDispatchMode):
+    """Elements that operators read and write; a slice's gradient is laid into zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
+        name = func.__name__.partition(".")[0]
+        sizes = [item.numel() for item in given if isinstance(item, torch.Tensor)]
+        if name == "slice_backward":
+            self.elements += 2 * sizes[0] + result.numel()
+        elif name in {"mul", "neg", "cat", "add", "clone"}:
+            self.elements += result.numel() + sum(size for size in sizes if 4 * size >= result.numel())  # not cosines
+        return result
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_rotation_of_a_share_of_each_head_moves_what_torch_moves(share: float) -> None:
+    heads, dim = 8, 64
+    config = {"model_type": "gpt_neox", "hidden_size": heads * dim, "num_attention_heads": heads, "vocab_size": 64}
+    config |= {"num_hidden_layers": 1, "intermediate_size": 64, "max_position_embeddings": TOKENS, "rotary_pct": share}
+    block = next(layer for layer in from_hf(config, implementation="eager").layers if layer.kind == "block")
+    kernels = [kernel for kernel in block.kernels if kernel.name.startswith("rotary")]
+    rows = torch.randn(4, TOKENS, heads * dim, dtype=torch.bfloat16, requires_grad=True)
+    turned = int(dim * share)
+    cosine = torch.ones(1, 1, TOKENS, turned, dtype=torch.bfloat16)
+    with Moved() as ahead:
+        queries = rows.view(4, TOKENS, heads, dim).transpose(1, 2)
+        part = queries[..., :turned]
+        half = torch.cat((-part[..., turned // 2 :], part[..., : turned // 2]), -1)
+        result = torch.cat([part * cosine + half * cosine, queries[..., turned:]], -1)
+    gradient = torch.ones_like(result)
+    with Moved() as back:
+        result.backward(gradient)
+    both = 4 / 2  # samples there, queries and keys here
+    assert sum(kernel.nbytes for kernel in kernels) == pytest.approx(ahead.elements / both, rel=0.01)
+    assert sum(kernel.backward_nbytes for kernel in kernels) == pytest.approx(back.elements / both, rel=0.05)
+
+
+def test_a_share_of_a_head_that_nobody_says_is_the_classes_and_said() -> None:
+    phi = random_config("phi", random.Random(1)) | {"hidden_size": 512, "num_attention_heads": 8}
+    phi = {name: value for name, value in phi.items() if name not in {"partial_rotary_factor", "rope_parameters"}}
+    rotations = {}
+    for share in (None, 0.25, 1.0):
+        made = from_hf(phi if share is None else phi | {"partial_rotary_factor": share}, seq_len=TOKENS)
+        block = next(layer for layer in made.layers if layer.kind == "block")
+        rotations[share] = sum(kernel.nbytes for kernel in block.kernels if kernel.name == "rotary")
+        assert any("partial_rotary_factor 0.5" in note for note in made.notes) == (share is None)
+    assert rotations[None] == rotations[1.0] / 2 == 2 * rotations[0.25]
+    with pytest.raises(ModelError, match="'partial_rotary_factor' = 2 must be a number above zero, at most 1"):
+        from_hf(phi | {"partial_rotary_factor": 2})

@@ -137,7 +137,7 @@ def attention(s: TransformerShape) -> K.Kernels:
     if s.qk_norm:
         values = s.value_elements if s.qk_norm_of == "values" else 0
         kernels.append(replace(K.norm(s, "qk_norm", tokens * (s.width + s.key_elements + values)), cut="heads"))
-    if s.rotated:
+    if s.rotated and (s.compressor or not s.fuses_rotation):
         kernels += _partly_rotated(s, s.width + s.key_elements, "rotary")
     elif s.positions == "rotary" and not s.latent:
         passes = K.WIDE_ROTARY if s.wide_rotation and not s.fuses_rotation else K.ROTARY[s.fuses_rotation]
@@ -150,18 +150,20 @@ def attention(s: TransformerShape) -> K.Kernels:
     if s.buckets:
         square = float(s.heads) * s.seq_len**2
         kernels.append(K.memory("position_bias", square, K.Passes(3, 1, 1, 1), cut="heads"))
-    back = _partly_rotated(s, s.heads * s.value_dim, "rotary_back") if s.rotated else []
+    back = _partly_rotated(s, s.heads * s.value_dim, "rotary_back") if s.rotated and s.compressor else []
     return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)), *back)
 
 
 def _partly_rotated(s: TransformerShape, width: int, name: str) -> list[Kernel]:
-    """Rotation of some elements of each head in fp32, and their join with the others."""
+    """Rotation of some elements of each head, and their join with the others: in fp32 of DeepSeek-V4."""
     elements = float(s.seq_len * width)
-    share = s.rotated / s.head_dim
-    passes = K.ROTARY[True] if s.fuses_rotation else K.WIDE_ROTARY
+    share = min(1.0, s.rotated / s.head_dim)
+    wide = bool(s.compressor) or s.wide_rotation
+    passes = K.ROTARY[True] if s.fuses_rotation else K.WIDE_ROTARY if wide else K.ROTARY[False]
+    join = K.Passes(2, 2) if s.compressor else K.rotary_join(share)
     return [
         K.memory(name, elements * share, passes, cut="heads"),
-        K.memory(f"{name}_join", elements, K.Passes(2, 2), cut="heads"),
+        K.memory(f"{name}_join", elements, join, cut="heads"),
     ]
 
 

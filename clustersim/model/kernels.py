@@ -137,6 +137,19 @@ ROTARY = {
 }
 # By fp32 cosines whatever the type of queries, and a cast back behind the sum (OLMo 2).
 WIDE_ROTARY = operators("h:w 0.5*h:h h:h h:w ww:w w~h", "h~w w:w w~h w:w w~h 0.5*h:h h:h h:h hh:h hh:h h:h", 6, 11)
+
+
+def rotary_join(share: float) -> Passes:
+    """The join of a head's rotated share with its other elements, over all of them.
+
+    Backward puts each part into zeros, sums the two, and copies to rows what :data:`ROTARY` does not: 2 and 9 - 2
+    ``share`` passes of 16 bits, as torch's dispatcher counts them at shares of a quarter, a half and three quarters.
+    """
+    rest = 1.0 - share
+    backward = f":h {share:g}*h:h :h {rest:g}*h:h hh:h {rest:g}*h:h {rest:g}*h~s"
+    return operators(f"s:s {rest:g}*s~h", backward, 1, 5)
+
+
 # Passes over the attention scores, op by op, as each family's Hugging Face code has them. A select (GPT-2's causal
 # mask) has a gradient pass, an added mask has none, and torch.max's gradient (OPT's clamp) is five kernels. Llama's
 # softmax runs in fp32 and casts back; GPT-2's does so under autocast alone.

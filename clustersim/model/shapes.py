@@ -4,6 +4,7 @@ rows."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +74,10 @@ PURPOSE = {
     "patches.channels": "colours of a pixel",
 }
 """What a dimension is, for messages."""
+
+ROTATED_SHARE = "partial_rotary_factor"
+"""The share of a head's elements that are rotated, in a config or its ``rope_parameters``; older files have
+``rotary_pct`` (GPT-NeoX) or ``rope_pct`` (StableLM)."""
 
 _NONE: tuple[str, ...] = ("experts.shared", "experts.shared_of", "experts.dense_first", "experts.groups")
 _NONE += ("experts.group_limit", "experts.zero", "latent.rope", "token_types")
@@ -222,6 +227,7 @@ def _complete(c: Config, values: Values) -> None:
         is_read = "head_dim" in c.fields.fields or "head_dim" in c.read
         if is_read and not c.spelled("head_dim"):
             c.defaults["head_dim"] = width // heads
+    _rotated_part(c, values)
     if values.get("d_ff") is None:
         values["d_ff"] = 4 * width
     longest = values.get("seq_len") or 4096
@@ -236,6 +242,27 @@ def _complete(c: Config, values: Values) -> None:
     if not values.get("experts.count"):
         for name in [name for name in values if name.startswith("experts.")]:
             del values[name]
+
+
+def _rotated_part(c: Config, values: Values) -> None:
+    """How many elements of a head are rotated, of a class that may rotate a share of them.
+
+    Raises :class:`ModelError` for a share that is none.
+    """
+    usual = c.default(ROTATED_SHARE)
+    if usual is None or values.get("positions") != "rotary" or "latent.kv_rank" in values:
+        return
+    rotation = c.data.get("rope_parameters")
+    inner = rotation.get(ROTATED_SHARE) if isinstance(rotation, Mapping) else None
+    stated = [inner, *(c.data.get(name) for name in (ROTATED_SHARE, "rotary_pct", "rope_pct"))]
+    share = next((value for value in stated if value is not None), None)
+    if share is None:
+        share = c.defaults[ROTATED_SHARE] = usual
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+        raise ModelError(f"{c.where}: '{ROTATED_SHARE}' = {share!r} must be a number above zero, at most 1")
+    elements = int(values["head_dim"] * share)
+    if 0 < elements < values["head_dim"]:
+        values.setdefault("rotated", elements)
 
 
 def _refuse_no_mlp(c: Config, family: Family, values: Values) -> None:
