@@ -107,7 +107,8 @@ def _explain(message: str, data: Table) -> str:
     if unknown:
         path = unknown.group(2) or ""
         kind = FABRICS.get(data["fabric"].get("kind"), NoFabric) if path == ".fabric" else _declared(path)
-        return f"unknown field {unknown.group(1)!r} at ${path}; {nearest(unknown.group(1), texts.fields_of(kind))}"
+        near = nearest(unknown.group(1), texts.fields_of(kind))
+        return f"unknown field {texts.shown(unknown.group(1))} at ${path}; {near}"
     if invalid:
         path = invalid.group(2)
         choices = FABRICS if path == ".fabric.kind" else texts.choices_of(_declared(path))

@@ -234,12 +234,13 @@ def _explain(message: str, table: Table, struct: type, file: str, root: str, cha
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
         name = match.group(1)
         table_at = f"{root}{path}".removeprefix("$.")
-        wrong = f"unknown field {name!r} = {shown(value.get(name))}; {nearest(name, fields_of(kind) or ['nothing'])}"
+        near = nearest(name, fields_of(kind) or ["nothing"])
+        wrong = f"unknown field {shown(name)} = {shown(value.get(name))}; {near}"
         kind_key = next((key for key in changed if key == f"{table_at}.kind"), None)
         if kind_key is not None:  # the file's fields are those of another kind
             nothing = "=" if isinstance(kind_key, OptionKey) else " = None"
             wrong += f"; {source_of(type(kind_key)(f'{table_at}.{name}'))}{nothing} takes it away"
-        path += f".{name}"
+        path += f".{short(name)}"
         changed_key = next((key for key in changed if key.startswith(f"{root}{path}.".removeprefix("$."))), None)
         if changed_key is not None:  # the table is there by a change alone
             return ScenarioError(f"{source_of(changed_key)}: {wrong} (at {root}{path})")

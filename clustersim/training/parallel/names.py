@@ -9,7 +9,7 @@ import msgspec
 
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.paths import data_path
-from clustersim.core.texts import Table, toml
+from clustersim.core.texts import Table, short, shown, toml
 from clustersim.training.parallel.config import ParallelConfig
 
 FIELDS: tuple[str, ...] = ParallelConfig.__struct_fields__
@@ -133,7 +133,7 @@ def _meaning(name: str, value: object) -> Values:
         plain, [*FIELDS, *names_table.same, *names_table.flags, *names_table.choices, *names_table.elsewhere, *_SPECIAL]
     )
     near = near if near.startswith("did") else f"the first ones are {', '.join(FIELDS[1:5])} (docs: ParallelConfig)"
-    raise ScenarioError(f"unknown field {name!r} = {value!r}; {near} (at $.parallel.{name})")
+    raise ScenarioError(f"unknown field {shown(name)} = {shown(value)}; {near} (at $.parallel.{short(name)})")
 
 
 def _interval(value: object) -> Values:
