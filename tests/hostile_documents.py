@@ -41,6 +41,25 @@ TOPOLOGY: dict[str, Any] = {
     },
     "fabric": {"kind": "one_switch", "port_latency": "1 us", "switch_latency": "300 ns", "source": "made"},
 }
+DEVICE: dict[str, Any] = {
+    "device": {
+        "name": "mine",
+        "extends": "H200-SXM5-141GB",
+        "generation": "sm90",
+        "memory": "140.4 GiB",
+        "bandwidth": "4800 GB/s",
+        "peak": {"fp32": "67 TFLOP/s", "bf16": "989 TFLOP/s"},
+        "sms": 132,
+        "clock": "1829 MHz",
+        "l2": "60 MiB",
+        "nvlinks": 18,
+        "tdp_w": 700,
+        "usd_per_gpu_hour": 3.0,
+        "matmul": {"bf16": 0.8},
+        "stream": 0.87,
+        "sources": {"memory": "data sheet"},
+    }
+}
 SWEEP: dict[str, Any] = {
     "base": "mine.toml",
     "set": {"run.steps": 1},

@@ -11,6 +11,7 @@ from hostile_documents import (
     CAPTURED,
     COMMS,
     CONFIG,
+    DEVICE,
     LOG,
     MODEL_FILE,
     MOE_CONFIG,
@@ -178,6 +179,16 @@ def _studies() -> dict[str, Kind]:
                 "check {}",
                 "run gpt.toml --json --set cluster.topology=mine.toml",
                 "collective all_reduce --size 1MiB --json --topology {}",
+            ),
+        ),
+        "device": Kind(
+            "gpu.toml",
+            table(DEVICE),
+            (
+                "check {}",
+                "run gpt.toml --gpu {} --json",
+                "new scenario made.toml --model gpt2 --nodes 1 --gpu {}",
+                "new topology made.toml --gpu {} --nics 4x400Gb/s",
             ),
         ),
         "drawn": Kind(
