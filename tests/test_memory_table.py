@@ -70,6 +70,18 @@ def test_the_command_prints_parts_every_strategy_or_json(clustersim):
     assert "no scenario 'zero4'" in wrong.stderr
 
 
+def test_what_a_config_leaves_out_is_said_where_a_scenario_is_made_and_where_its_memory_is(clustersim, tmp_path):
+    fields = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
+    fields |= {"intermediate_size": 512, "vocab_size": 1000, "num_key_value_heads": 4, "max_position_embeddings": 128}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(fields))
+    made = clustersim("new", "scenario", str(tmp_path / "s.toml"), "--model", str(config), "--gpu", "A100")
+    told = "not in the config, so as transformers' llama has it by default: tie_word_embeddings false"
+    assert told in made.stdout
+    assert told in clustersim("memory", str(tmp_path / "s.toml")).stdout
+    assert told not in clustersim("memory", NAME).stdout
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "zero", "ddp"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_rows_that_are_compared_have_one_precision(tmp_path, kind, dtype):

@@ -35,6 +35,7 @@ def memory(scenario: str, every: bool, changes: tuple[str, ...], place: int | No
     """
     from clustersim.app.cli.named import named_scenario
     from clustersim.scenario import parse_overrides
+    from clustersim.scenario.run.parts import left_out
     from clustersim.studies.what_if.memory_table import MemoryRow, table
 
     with working(f"adding up the memory of {scenario}"):
@@ -46,6 +47,8 @@ def memory(scenario: str, every: bool, changes: tuple[str, ...], place: int | No
         _print_one(scenario, own)
     else:
         _print_all(scenario, rows)
+    if not as_json:
+        click.echo("".join(f"- {note}\n" for note in left_out(chosen)), nl=False)
 
 
 def _print_one(scenario: str, row: MemoryRow) -> None:

@@ -89,6 +89,7 @@ def scenario(
 ) -> None:
     """A scenario for clustersim run: every field that matters of a framework's own recipe."""
     from clustersim import scenario as scenarios
+    from clustersim.scenario.run.parts import left_out
 
     if strategy is not None and recipe:
         raise click.UsageError("--recipe has its own strategy: leave --strategy out")
@@ -103,6 +104,7 @@ def scenario(
     write_new(file, chosen.text, scenarios.load)
     if chosen.verdict is not None:
         click.echo(f"{chosen.verdict}\n{chosen.why}", err=not chosen.verdict.ok)
+    click.echo("".join(f"{note}\n" for note in left_out(scenarios.load(str(file)))), nl=False)
     _say_taken([gpu], [machine])
 
 

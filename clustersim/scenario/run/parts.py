@@ -29,7 +29,7 @@ from clustersim.core.texts import Table, shown, there
 from clustersim.core.topology import CPU, Topology
 from clustersim.model import named_models as models
 from clustersim.model.base import TransformerShape
-from clustersim.model.hf import from_hf
+from clustersim.model.hf import MISSING, from_hf
 from clustersim.model.seconds.base import Execution
 from clustersim.model.seconds.host import pace_of
 from clustersim.model.seconds.step import step_cost
@@ -109,6 +109,11 @@ def located(scenario: Scenario, field: str, name: str) -> str:
 def model_of(scenario: Scenario) -> Model:
     """What is trained, as packed, with what of it is frozen and adapters beside that."""
     return as_trained(scenario, _built(scenario))
+
+
+def left_out(scenario: Scenario) -> tuple[str, ...]:
+    """Notes on what the model's config does not say, and what is taken in its place."""
+    return tuple(note for note in model_of(scenario).notes if note.startswith(MISSING))
 
 
 def _built(scenario: Scenario) -> Model:
