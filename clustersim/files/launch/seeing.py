@@ -13,7 +13,7 @@ from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.model import named_models as models
 from clustersim.model.adapter_setting import ALL_LINEAR
-from clustersim.model.base import TransformerShape
+from clustersim.model.base import Tower, TransformerShape
 from clustersim.model.towers import image_note, resized
 
 TOWER, PROJECTOR, DECODER = "freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"
@@ -76,7 +76,7 @@ def taken(
             f"{option.where}: {option.name} {shown(option.value)} trains an image encoder or a projector alone, which "
             "is not played"
         )
-    notes = _images(options, fields, used, shape)
+    notes = _images(options, fields, used, shape, shape.tower)
     if not still:
         return notes
     if "model.adapter.rank" in fields:
@@ -92,15 +92,13 @@ def taken(
 
 
 def _images(
-    options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key], shape: TransformerShape
+    options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key], shape: TransformerShape, tower: Tower
 ) -> list[str]:
     """Images as small as the pixels that an option allows, where a tower takes images of any size; a note on them.
 
     Sides are of whole patches that the projector merges, as ``smart_resize`` of transformers' Qwen2-VL has them.
     """
     key = next((key for name in LARGEST if (key := ("args", name)) in options), None)
-    tower = shape.tower
-    assert tower is not None
     patches = tower.shape.patches
     if key is None or patches is None or tower.shape.positions == "learned":
         return [f"no file says what images are read: {image_note(shape)}"]
