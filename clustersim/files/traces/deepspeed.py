@@ -20,11 +20,12 @@ from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, kind_of
 
 _SIZE = {"B": 1.0, "KB": 2.0**10, "MB": 2.0**20, "GB": 2.0**30, "TB": 2.0**40}
+_NUMBER = r"\d+\.?\d*(?![\d.])"
 _LINE = re.compile(
-    r"comm op:\s*(?P<op>[\w ]+?)\s*\|\s*time \(ms\):\s*(?P<ms>[\d.]+)\s*\|\s*msg size:\s*(?P<size>[\d.]+)\s*"
-    r"(?P<unit>[KMGT]?B)\s*\|\s*algbw \(Gbps\):\s*(?P<algbw>[\d.]+)\s*\|\s*busbw \(Gbps\):\s*(?P<busbw>[\d.]+)"
+    rf"comm op:\s*(?P<op>[\w ]+?)\s*\|\s*time \(ms\):\s*(?P<ms>{_NUMBER})\s*\|\s*msg size:\s*(?P<size>{_NUMBER})\s*"
+    rf"(?P<unit>[KMGT]?B)\s*\|\s*algbw \(Gbps\):\s*(?P<algbw>{_NUMBER})\s*\|\s*busbw \(Gbps\):\s*(?P<busbw>{_NUMBER})"
 )
-_ROW = re.compile(r"^\s+(?P<size>[\d.]+)\s*(?P<unit>[KMGT]?B)\s+(?P<count>\d+)(?P<numbers>(?:\s+[\d.]+){2,8})")
+_ROW = re.compile(rf"^\s+(?P<size>{_NUMBER})\s*(?P<unit>[KMGT]?B)\s+(?P<count>\d+)(?P<numbers>(?:\s+{_NUMBER}){{2,8}})")
 _COLUMN = re.compile(
     r"Total Latency\(ms\)|Avg Latency\(ms\)|tput_avg \(Gbps\)|busbw_avg \(Gbps\)|"
     r"(?:Total|Avg) (?:comm lat|straggler)\(ms\)"

@@ -109,8 +109,8 @@ def _in_megatrons_types(table: Table, parallel: Table, strategy: Table) -> Table
     framework = str(parallel.get("framework", MEGATRON))
     if strategy.get("kind") != "ddp" or framework != MEGATRON or strategy.get("param_dtype") is not None:
         return strategy
-    split = any(parallel.get(name) not in {None, 1} for name in ("tp", "pp", "cp", "ep", "layout"))
-    if dtype not in {"fp16", "bf16", "fp8"} or not (split or "framework" in parallel or cause(parallel, strategy)):
+    split = any(parallel.get(name) not in (None, 1) for name in ("tp", "pp", "cp", "ep", "layout"))
+    if dtype not in ("fp16", "bf16", "fp8") or not (split or "framework" in parallel or cause(parallel, strategy)):
         return strategy
     return strategy | {"param_dtype": "bf16" if dtype == "fp8" else dtype}
 
