@@ -281,9 +281,9 @@ def _stops_early(scenario: Scenario) -> bool:
     if spec.early_stop is not None:
         return spec.early_stop
     framework = scenario.file.strategy.get("framework") if parallel is None else parallel.framework
-    if framework not in {None, "torchtitan"}:
-        return False
-    return scenario.strategy.name == "fsdp" or spec.implementation == "fused"
+    if scenario.strategy.name == "fsdp":
+        return framework != "megatron"
+    return spec.implementation == "fused" and framework in {None, "torchtitan"}
 
 
 def layer_time_of(scenario: Scenario) -> float | None:
