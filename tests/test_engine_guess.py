@@ -224,8 +224,8 @@ def test_a_collective_that_shares_in_one_micro_batch_is_put_on_the_clock_in_all_
     widened = []
     in_each_pass = guess.SharingGuess.in_each_pass
 
-    def noted(self, some):
-        widened.append((set(some), in_each_pass(self, some)))
+    def noted(self, some, *what):
+        widened.append((set(some), in_each_pass(self, some, *what)))
         return widened[-1][1]
 
     monkeypatch.setattr(guess.SharingGuess, "in_each_pass", noted)
@@ -234,10 +234,46 @@ def test_a_collective_that_shares_in_one_micro_batch_is_put_on_the_clock_in_all_
         return simulate(program, topology, toy.mesh(topology), planner=toy.up_links)
 
     whole = play()
-    assert not widened
+    assert [len(known) for known, _ in widened] == [2 * passes]  # the play was over
+    widened.clear()
     monkeypatch.setattr(engine_play, "FIRST_LOOK", 1)
     looked_at = play()
     known, put_right = widened[0]
     assert 0 < len(known) < 2 * passes  # the step was not over
     assert len(put_right - known) >= passes - len(known)
     assert looked_at.spans()["end"].tobytes() == whole.spans()["end"].tobytes()
+
+
+INTERLEAVED = {"cluster.nodes": 8, "parallel.pp": 4, "parallel.vpp": 16, "parallel.microbatches": 8}
+
+
+def test_sends_that_share_often_take_their_stream_with_them_and_no_time_changes(monkeypatch):
+    plays = []
+    plain = run._EngineRun._play
+    monkeypatch.setattr(run._EngineRun, "_play", lambda self: plays.append(set(self.clocked)) or plain(self))
+
+    def play():
+        plays.clear()
+        timeline = scenario.load("tp8_pp16_vpp8_llama3_405b_32x8_h100", INTERLEAVED).run().timeline
+        return timeline, [len(clocked) for clocked in plays]
+
+    widened, more = play()
+    monkeypatch.setattr(run, "OFTEN", np.inf)
+    monkeypatch.setattr(run, "MOST", np.inf)
+    alone, fewer = play()
+    assert len(more) < len(fewer)
+    assert more[-1] > fewer[-1]
+    must_agree(widened, alone)
+
+
+@given(programs())
+def test_what_is_put_on_the_clock_beyond_what_shares_changes_no_time(program):
+    topology = toy.star(N)
+
+    def play(often, most):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "OFTEN", often)
+            patch.setattr(run, "MOST", most)
+            return simulate(program, topology, toy.mesh(topology), planner=planner)
+
+    must_agree(play(0.0, 0.0), play(np.inf, np.inf))

@@ -43,6 +43,10 @@ Entries: TypeAlias = tuple[Ints, Ints, Floats]
 AT_ONCE = 2**20
 """Uses of slots that are looked at together."""
 
+OFTEN = 0.5
+"""The part of a stream's sends that share from which all of them are put on the clock: one more there costs less than
+a play too many. (Infinite: no send is there for others.)"""
+
 
 class SharingGuess:
     """What is known of who may share with whom.
@@ -250,16 +254,28 @@ class SharingGuess:
         places = {place_of[first] for first in some}
         return {first for first, place in place_of.items() if place in places}
 
-    def in_each_pass(self, some: set[int]) -> set[int]:
-        """Sites, by first meeting, and of collectives those of the same name and stream: a layer's in other
-        micro-batches."""
+    def in_each_pass(self, some: set[int], end: Floats, often: float) -> set[int]:
+        """Sites, by first meeting, and what is as likely to share in other micro-batches: collectives of the same name
+        and stream; and sends of a stream of which many share, for which of them depends on little.
+
+        ``end`` : of every meeting, so far [s], inf where it is not over. ``often`` : what part of the sends of a stream
+        that are over, or known to share, is many.
+        """
         kinds: dict[tuple[int, str, str], set[int]] = {}
         for site in self._sites:
             r, i = site.sides[0].key
             op = self._program.roles[r].ops[i]
-            if isinstance(op, Collective):
-                kinds.setdefault((r, op.stream, op.name), set()).add(site.first)
-        return some.union(*(alike for alike in kinds.values() if not alike.isdisjoint(some)))
+            kinds.setdefault((r, op.stream, op.name if isinstance(op, Collective) else ""), set()).add(site.first)
+        known = self.clocked | some
+        widened = set(some)
+        for (_, _, name), alike in kinds.items():
+            if alike.isdisjoint(some):
+                continue
+            sharing = len(alike & known)
+            over = sum(0.0 < end.item(first) < np.inf for first in alike - known)
+            if name or sharing >= often * (sharing + over):
+                widened |= alike
+        return widened
 
     def _together(self, begin: Floats, end: Floats) -> list[Site]:
         """Sites that are played while another lane's are with which they have a slot in common, and one is free."""

@@ -38,7 +38,7 @@ Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
 
 _EVERYONE = slice(None)
 
-FIRST_LOOK = 2**15
+FIRST_LOOK = 2**12
 """Events after which a play is looked at, and again each time they have doubled: so it takes little of the play."""
 
 

@@ -24,7 +24,7 @@ from clustersim.engine.finished import FinishedOps
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.loads import Loads, Slots, VaryingLinks
 from clustersim.engine.flows.network import FlowNetwork
-from clustersim.engine.guess import SharingGuess, firsts
+from clustersim.engine.guess import OFTEN, SharingGuess, firsts
 from clustersim.engine.inside import StretchPlans
 from clustersim.engine.laid_out import transfers
 from clustersim.engine.meetings import sites as meet
@@ -45,6 +45,10 @@ FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...], Slots 
 
 PATIENCE = 4
 """Plays after which everything that could share is put on the clock."""
+
+
+MOST = 0.75
+"""The part of what could share that is on the clock from which all of it is put there. (Infinite: only what shares.)"""
 
 
 class _WrongGuess(Exception):
@@ -160,6 +164,7 @@ class _EngineRun:
         self.book = _book(mesh, self.loads, how)
         self.progress = how.get("progress")
         self.opened: set[tuple[int, int]] = set()
+        self.in_vain = 0
         self.op_by_op = how.get("op_by_op", False) or self.fidelity != "flow" or bool(self.varying or how.get("whole"))
         self._shorten(set())
 
@@ -222,10 +227,11 @@ class _EngineRun:
                 plays += 1
                 begin = self.start + _all(self.sites, "latency") if self.guess else self.start
                 wrong = self.guess.wrong(begin, self.end) if self.guess else set()
+                if self.guess and wrong:
+                    wrong = self._in_each_pass(wrong) if plays < PATIENCE else self.guess.open
             self._finished.after_first_step = None
             if not self.guess or not wrong:
                 break
-            wrong = wrong if plays < PATIENCE else self.guess.open
             opened = self._stretches_of(wrong)
             self.clocked |= wrong
             if opened:
@@ -255,7 +261,15 @@ class _EngineRun:
         """The same within the only step, of what is over. Raises :class:`_WrongGuess`."""
         wrong = self._wrong_so_far()
         if wrong:
-            raise _WrongGuess(cast(SharingGuess, self.guess).in_each_pass(wrong))
+            raise _WrongGuess(self._in_each_pass(wrong))
+
+    def _in_each_pass(self, wrong: set[int]) -> set[int]:
+        """What is put on the clock because these share: the more, the more often a play was in vain."""
+        guess = cast(SharingGuess, self.guess)
+        wrong = guess.in_each_pass(wrong, self.end, OFTEN / 2**self.in_vain)
+        self.in_vain += 1
+        # The few that are left would be found one after another, each by a play.
+        return guess.open if len(self.clocked | wrong) >= MOST * len(guess.open) else wrong
 
     def _wrong_so_far(self) -> set[int]:
         """What of the play so far shares and was not guessed."""
