@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
-from clustersim.core.op_infos import RepeatedInfos
+from clustersim.core.op_infos import OpInfo, RepeatedInfos
 from clustersim.core.program import Compute, Op, Program
 from clustersim.core.repeated import PassRepeat, RepeatedOps, distinct, lasting, written
 from clustersim.engine import simulate
 from clustersim.engine.stretches import Shortened, Stretch
 from clustersim.explain.volume import volume
 from clustersim.explain.where import where
+from clustersim.files.chrome_trace import write_chrome_trace
+from clustersim.files.traces.saved import load_run, save_run
 from clustersim.training import builder
 
 SPLIT = "tp8_pp4_llama3_70b_32x8_h100"
@@ -154,3 +157,47 @@ def test_an_op_that_takes_longer_is_its_own(place: int, others: set[int]) -> Non
     assert [op.duration for op in longer] == [9.0 if i == place else op.duration for i, op in enumerate(ops)]  # type: ignore[union-attr]
     assert {i for i, _ in distinct(longer)} == others
     assert {op.duration for _, op in distinct(longer)} == {1.0, 2.0, 3.0, 9.0}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["1F1B", "experts"])
+def test_a_saved_run_keeps_what_repeats_once_and_gives_every_op_back(name: str, tmp_path: Path) -> None:
+    timeline = scenario.load(*SCENARIOS[name]).run().timeline
+    save_run(timeline, tmp_path / "run.npz")
+    loaded = load_run(tmp_path).timeline
+    assert isinstance(timeline.ops, RepeatedInfos)
+    assert isinstance(loaded.ops, RepeatedInfos)
+    assert len(loaded.ops.written) == len(timeline.ops.written) < len(timeline.ops)
+    save_run(replace(timeline, ops=tuple(timeline.ops)), tmp_path / "plain.npz")
+    plain = load_run(tmp_path / "plain.npz").timeline
+    assert not isinstance(plain.ops, RepeatedInfos)
+    assert [info_fields(op) for op in loaded.ops] == [info_fields(op) for op in plain.ops]
+    assert [info_fields(op) for op in loaded.ops] == [info_fields(op) for op in timeline.ops]
+
+
+def info_fields(op: OpInfo) -> list[object]:
+    detail = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in op.detail.items()}
+    return [detail if name == "detail" else getattr(op, name) for name in op.__struct_fields__]
+
+
+def test_a_run_is_summed_up_saved_traced_and_reported_without_writing_its_ops_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    plain_at = RepeatedInfos._at
+
+    def counting(self: RepeatedInfos, i: int) -> OpInfo:
+        nonlocal asked
+        asked += 1
+        return plain_at(self, i)
+
+    monkeypatch.setattr(RepeatedInfos, "_at", counting)
+    result = scenario.load(*SCENARIOS["1F1B"]).run()
+    n_ops = len(result.timeline.ops)
+    assert result.summary["step_time_s"] > 0
+    assert asked < n_ops / 10
+    asked = 0
+    save_run(result.timeline, tmp_path / "run.npz")
+    write_chrome_trace(result.timeline, tmp_path / "trace.json")
+    assert asked == 0
+    result.report(tmp_path / "page.html")
+    assert asked < n_ops / 2

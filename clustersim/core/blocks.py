@@ -71,6 +71,23 @@ def values_at(values: Floats, of: Ints | None, places: Ints | slice) -> Floats:
     return chosen
 
 
+class WrittenColumns:
+    """Columns written out, each once: ops share columns, and are counted from others' columns."""
+
+    def __init__(self) -> None:
+        self._remembered: dict[int, tuple[Column, Floats]] = {}
+
+    def __call__(self, column: Column) -> Floats:
+        """:attr:`Column.all`."""
+        remembered = self._remembered.get(id(column))
+        if remembered is None:
+            counted = column.counted(slice(None))
+            values = counted if column.since is None else self(column.since) + counted
+            # With the column, which is told by its identity as long as it is held.
+            remembered = self._remembered[id(column)] = column, values
+        return remembered[1]
+
+
 class Block(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One op on the ranks that took part.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypedDict
 
@@ -116,14 +116,14 @@ class RepeatedInfos(MadeWhenAsked[OpInfo]):
     def __init__(self, written: Sequence[OpInfo], of: Ints, passes: Sequence[InfoPass]) -> None:
         self.written = tuple(written)
         self.of = of
-        self._passes = tuple(passes)
+        self.passes = tuple(passes)
         self._home = np.unique(of, return_index=True)[1]  # where each is written
 
     def __len__(self) -> int:
         return len(self.of)
 
     def __getstate__(self) -> tuple[tuple[OpInfo, ...], Ints, tuple[InfoPass, ...]]:
-        return self.written, self.of, self._passes
+        return self.written, self.of, self.passes
 
     def __setstate__(self, state: tuple[tuple[OpInfo, ...], Ints, tuple[InfoPass, ...]]) -> None:
         RepeatedInfos.__init__(self, *state)
@@ -140,7 +140,7 @@ class RepeatedInfos(MadeWhenAsked[OpInfo]):
         own = [-1 if info.label is None else info.label.microbatch for info in self.written]
         numbers: Ints = np.array(own, dtype=np.int64)[self.of]
         labelled = np.array([info.label is not None for info in self.written], dtype=np.bool_)[self.of]
-        for each in self._passes:
+        for each in self.passes:
             place = slice(each.begin, each.end)
             there = labelled[place] & (self._home[self.of[place]] != np.arange(each.begin, each.end))
             numbers[place] = np.where(there, each.microbatch, numbers[place])
@@ -153,6 +153,18 @@ def of_each(ops: Sequence[OpInfo], fact: Callable[[OpInfo], Any], dtype: npt.DTy
     if isinstance(ops, RepeatedInfos):
         return np.array([fact(op) for op in ops.written], dtype=dtype)[ops.of]
     return np.array([fact(op) for op in ops], dtype=dtype)
+
+
+def each_kind(ops: Sequence[OpInfo]) -> Iterator[tuple[int, OpInfo]]:
+    """Place of each op, and what it was, but for what it waits for and its micro-batch: none is written out."""
+    if isinstance(ops, RepeatedInfos):
+        return zip(range(len(ops)), map(ops.written.__getitem__, ops.of.tolist()), strict=True)
+    return iter(enumerate(ops))
+
+
+def kind_of(ops: Sequence[OpInfo]) -> Ints:
+    """(n_ops,) int, which of :func:`kinds` each op is one of."""
+    return ops.of if isinstance(ops, RepeatedInfos) else np.arange(len(ops))
 
 
 def kinds(ops: Sequence[OpInfo]) -> Sequence[OpInfo]:

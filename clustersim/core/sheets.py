@@ -55,7 +55,7 @@ class Shelf:
     @cached_property
     def columns(self) -> list[BlockColumns]:
         """The blocks, those of the same ranks together."""
-        whose, of = _distinct([block.ranks for block in self._blocks])
+        whose, of = distinct([block.ranks for block in self._blocks])
         lots = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of, minlength=len(whose)))[:-1])
         return [BlockColumns([self._blocks[i] for i in lot.tolist()], lot) for lot in lots if len(lot)]
 
@@ -152,20 +152,30 @@ class BlockColumns:
     def __init__(self, blocks: Sequence[Block], place: Ints) -> None:
         self.ranks = blocks[0].ranks
         self.place = place
-        columns, which = _distinct([column for block in blocks for column in block.columns])
+        columns, which = distinct([column for block in blocks for column in block.columns])
         self.columns: list[Column] = columns
         self.op = np.array([block.op for block in blocks], dtype=np.int64)
         self.which = which.reshape(-1, 3).T.copy()
         self.low = np.array([column.low for column in columns], dtype=np.float64)
         self.high = np.array([column.high for column in columns], dtype=np.float64)
         self.mean = np.array([column.mean for column in columns], dtype=np.float64)
-        of = _distinct([column.of for column in columns])[1]
-        counted = np.array([_counted_kind(column) for column in columns], dtype=np.int64)
+        # Those that others are counted from come behind them, where they are not among them.
+        self._all = list(columns)
+        number = {id(column): i for i, column in enumerate(columns)}
+        since = []
+        for column in self._all:
+            if column.since is not None and id(column.since) not in number:
+                number[id(column.since)] = len(self._all)
+                self._all.append(column.since)
+            since.append(-1 if column.since is None else number[id(column.since)])
+        self._since = np.array(since, dtype=np.int64)
+        of = distinct([column.of for column in self._all])[1]
+        counted = np.array([_counted_kind(column) for column in self._all], dtype=np.int64)
+        wide = np.array([column.wide for column in self._all], dtype=np.bool_)
         # columns of one kind are looked up together
-        self._kind = 2 * (of * (counted.max(initial=0) + 1) + counted) + (self.low < self.high)
-        self._values = [column.values for column in columns]
-        self._since = _Distinct([column.since for column in columns])
-        self._counted = _Distinct([None if column.since is None else column.values for column in columns])
+        self._kind = 2 * (of * (counted.max(initial=0) + 1) + counted) + wide
+        self._values = [column.values for column in self._all]
+        self._counted = _Distinct(self._values)
 
     def spans(self, places: Ints) -> tuple[Ints, Floats, Floats, Floats]:
         """(m,) int the op of each of ``m`` blocks; (k, m) float [s] ready, start and end at ``k`` places. An op begins
@@ -176,19 +186,20 @@ class BlockColumns:
 
     def stacked(self, numbers: Ints, places: Ints) -> Floats:
         """(k, m) float [s]: what ``m`` columns are at ``k`` places."""
-        n = len(places)
-        own = stretch(places)
+        return np.ascontiguousarray(self._looked_up(numbers, stretch(places), len(places)).T)
+
+    def _looked_up(self, numbers: Ints, own: Ints | slice, n: int) -> Floats:
+        """(m, n) float [s]: what ``m`` columns are at each of ``n`` places."""
         table = np.empty((len(numbers), n))
         kind = self._kind[numbers]
         for which in (np.flatnonzero(kind == own_kind) for own_kind in np.unique(kind).tolist()):
             chosen = numbers[which].tolist()
-            first = self.columns[chosen[0]]
+            first = self._all[chosen[0]]
             if first.since is not None:  # many are counted from one, and as many have what they count in common
-                since, since_of = self._since.among(numbers[which])
+                since, since_of = np.unique(self._since[chosen], return_inverse=True)
                 counted, counted_of = self._counted.among(numbers[which])
-                began = np.stack([np.broadcast_to(column.at(own), n) for column in since])
                 after = np.stack([values_at(values, first.of, own) for values in counted])
-                table[which] = began[since_of] + after[counted_of]
+                table[which] = self._looked_up(since, own, n)[since_of] + after[counted_of]
                 continue
             values = [self._values[i] for i in chosen]
             if first.wide and first.of is None:
@@ -198,7 +209,7 @@ class BlockColumns:
             else:  # a value for all ranks, or one for each meeting
                 shared = np.concatenate(values).reshape(len(chosen), -1)
                 table[which] = shared if first.of is None else shared[:, first.of[own]]
-        return np.ascontiguousarray(table.T)
+        return table
 
 
 def _counted_kind(column: Column) -> int:
@@ -206,21 +217,21 @@ def _counted_kind(column: Column) -> int:
     return 0 if column.since is None else len(column.values)
 
 
-def _distinct(objects: Sequence[Any]) -> tuple[list[Any], Ints]:
+def distinct(objects: Sequence[Any]) -> tuple[list[Any], Ints]:
     """Objects of a list, each once, in the order in which they come first; and of each place which is there."""
     names = np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))
     _, first, of = np.unique(names, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order))
-    return [objects[i] for i in first[order].tolist()], number[of.reshape(-1)]
+    is_first = np.zeros(len(names), dtype=np.bool_)
+    is_first[first] = True
+    number = np.cumsum(is_first)[first] - 1
+    return [objects[i] for i in np.flatnonzero(is_first).tolist()], number[of.reshape(-1)]
 
 
 class _Distinct:
     """Objects of a list that are there more than once, each once."""
 
     def __init__(self, objects: Sequence[Any]) -> None:
-        self._objects, self._of = _distinct(objects)
+        self._objects, self._of = distinct(objects)
 
     def among(self, places: Ints) -> tuple[list[Any], Ints]:
         """Those at some places of the list, and of each place which."""

@@ -14,7 +14,7 @@ import numpy as np
 from clustersim.core.arrays import Columns, Floats
 from clustersim.core.blocks import AT_ONCE
 from clustersim.core.facts import UNKNOWN, RunFacts
-from clustersim.core.op_infos import of_each
+from clustersim.core.op_infos import kind_of, kinds, of_each
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.hotspots import hotspots
@@ -45,11 +45,12 @@ def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, 
     step before), ``compute_bound``, ``communication_bound``, ``bound`` [s], ``reached``.
     """
     fastest = _fastest(timeline)
-    has = [i for i, op in enumerate(timeline.ops) if "lower_bound" in op.detail and np.isfinite(fastest[i])]
-    bound = np.array([float(timeline.ops[i].detail["lower_bound"]) for i in has])
+    lower_bound = of_each(timeline.ops, lambda op: op.detail.get("lower_bound", np.nan), np.float64)
+    has = np.flatnonzero(~np.isnan(lower_bound) & np.isfinite(fastest))
+    bound = lower_bound[has]
     seconds = fastest[has]
     reached = np.divide(bound, seconds, out=np.zeros(len(has)), where=seconds > 0)
-    names = np.array([timeline.ops[i].name for i in has])
+    names = of_each(timeline.ops, lambda op: op.name, np.str_)[has]
     collectives = {"name": names, "seconds": seconds, "bound": bound, "reached": reached}
     return {"collectives": collectives, "steps": _steps(timeline, peak_flops)}
 
@@ -72,6 +73,8 @@ def _fastest(timeline: Timeline) -> Floats:
 
 def _steps(timeline: Timeline, peak: float | None) -> Columns:
     ops = timeline.ops
+    infos = kinds(ops)
+    number = kind_of(ops)
     ends = timeline.per_op()["end"]
     step = of_each(ops, lambda op: op.step, np.int64)
     step_numbers = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
@@ -83,7 +86,7 @@ def _steps(timeline: Timeline, peak: float | None) -> Columns:
         flops = defaultdict[str, float](float)
         waits = defaultdict[tuple[str, str], float](float)
         for i in np.flatnonzero((step == s) & np.isfinite(ends)).tolist():
-            op = ops[i]
+            op = infos[number.item(i)]
             flops[op.role] += op.flops
             groups = op.detail.get("groups")
             # An op that only some ranks of its role take part in may wait for nobody on the others.

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.op_infos import of_each
+from clustersim.core.op_infos import kind_of, kinds, of_each
 from clustersim.core.timeline import Timeline
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pieces import STATES, Pieces, by_class, pieces, ranks_with_spans
@@ -115,12 +115,14 @@ def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
     computes = cut.computes
     rest = ~cut.computes
     seconds_of = np.bincount(cut.owner[rest] * k + cut.state[rest], weights=cut.seconds[rest], minlength=n * k)
-    share = np.zeros((len(timeline.ops), k))
-    for i in np.unique(cut.op[computes]).tolist():
-        for state, part in by_class(timeline.ops[i]).items():
+    infos = kinds(timeline.ops)
+    info_of = kind_of(timeline.ops)[cut.op[computes]]
+    share = np.zeros((len(infos), k))
+    for i in np.unique(info_of).tolist():
+        for state, part in by_class(infos[i]).items():
             share[i, state] = part
     columns = [
-        np.bincount(cut.owner[computes], weights=cut.seconds[computes] * share[cut.op[computes], state], minlength=n)
+        np.bincount(cut.owner[computes], weights=cut.seconds[computes] * share[info_of, state], minlength=n)
         for state in range(k)
     ]
     return seconds_of.astype(np.float64).reshape(n, k) + np.stack(columns, axis=1)

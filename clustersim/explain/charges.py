@@ -130,6 +130,7 @@ class ChargeBook:
         self.chase = Chase(timeline, cut, self.slow)
         self._staged = staged(timeline)  # a message waits on while its stage computes
         self._last_rank = _last_rank(timeline, self._servers)
+        self._of_server = of_each(timeline.ops, is_server, np.bool_)
         self.could_hide = of_each(timeline.ops, lambda op: reduces(op) and op.stream != COMPUTE_STREAM, bool).tolist()
         self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
 
@@ -208,7 +209,7 @@ class ChargeBook:
             return self.of_transfer(op)
         if why == PieceRule.NOTHING:
             return self._of_nothing()
-        info = self.timeline.ops[op]
+        info = self.chase.info(op)
         if why != PieceRule.HOST_WORK and state == PieceState.LAUNCH:
             return Blame("launch", "kernels")
         if why != PieceRule.HOST_WORK or self._is_of_host(op):
@@ -240,7 +241,7 @@ class ChargeBook:
 
     def _transfer(self, op: int) -> Blame:
         """Of an exposed transfer."""
-        info = self.timeline.ops[op]
+        info = self.chase.info(op)
         facts = self.facts[op]
         if self._serves(op):
             return Blame("parameter server", "server", link=facts.link)
@@ -249,8 +250,9 @@ class ChargeBook:
         return Blame(facts.limit, messages(info) or sort_of(info.name))
 
     def _serves(self, op: int) -> bool:
-        info = self.timeline.ops[op]
-        return is_server(info) or any(is_server(self.timeline.ops[o]) for o in info.detail.get("meets", ()))
+        if not self._of_server.any():
+            return False
+        return any(self._of_server[o] for o in (op, *self.chase.info(op).detail.get("meets", ())))
 
     def _waits(self, waits: list[LostSeconds]) -> None:
         """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
@@ -285,7 +287,7 @@ class ChargeBook:
             return Blame("jitter", "ranks")
         if chased.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL) and self._uneven(chased.op, chased.rank):
             return Blame("uneven experts", "experts")
-        if by_structure(self.timeline, self.timeline.ops[op]):
+        if by_structure(self.timeline, self.chase.info(op)):
             return Blame("schedule", "stages")
         if chased.why == PieceRule.TRANSFER and chased.op in self.facts:
             return self.of_transfer(chased.op)
@@ -319,7 +321,7 @@ class ChargeBook:
 
     def _uneven(self, op: int, rank: int) -> bool:
         """Whether an op is a pass of experts that takes a rank longer than the median one."""
-        if not of_experts(self.timeline.ops[op]):
+        if not of_experts(self.chase.info(op)):
             return False
         spans = columns_of(self.timeline).of(op)
         took = spans.end - spans.start
@@ -342,7 +344,7 @@ class ChargeBook:
             self._counted.add((key, owner))
             charge.ranks.update(self._class_ranks[owner])
         if lost.state == _EXPOSED and self.could_hide[op]:
-            step = self.exposed[self.timeline.ops[op].step]
+            step = self.exposed[self.chase.info(op).step]
             step[key] = step.get(key, 0.0) + total
         if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):
             cut = self.cut

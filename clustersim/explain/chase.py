@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.op_infos import OpInfo, each_kind, kind_of, kinds
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import columns_of
@@ -57,11 +58,17 @@ class RankMeetings:
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.columns = timeline, columns_of(timeline)
+        self._infos = kinds(timeline.ops)
+        self._kind_of = kind_of(timeline.ops)
         self._group_of: dict[int, Ints] = {}
+
+    def info(self, op: int) -> OpInfo:
+        """What an op was, but for what it waits for and its micro-batch."""
+        return self._infos[self._kind_of.item(op)]
 
     def group_of(self, op: int) -> Ints:
         """(world_size,) the group each rank is in at an op, -1 for none; all in one where groups are not known."""
-        groups = self.timeline.ops[op].detail.get("groups")
+        groups = self.info(op).detail.get("groups")
         key = id(groups)
         if key not in self._group_of:
             column = np.zeros(self.timeline.world_size, dtype=np.int64)
@@ -86,7 +93,7 @@ class RankMeetings:
             return -1, -1
         begun = float(self.columns.of(op).start[own])
         allowed = self._partners(op, rank)
-        for met_op in (op, *(int(o) for o in self.timeline.ops[op].detail.get("meets", ()))):
+        for met_op in (op, *(int(o) for o in self.info(op).detail.get("meets", ()))):
             spans = self.columns.of(met_op)
             if not len(spans.ranks):
                 continue
@@ -99,7 +106,7 @@ class RankMeetings:
 
     def _partners(self, op: int, rank: int) -> Bools:
         """(world_size,) bool: who may meet a rank at an op."""
-        info = self.timeline.ops[op]
+        info = self.info(op)
         groups = info.detail.get("groups")
         if groups is None:
             return np.ones(self.timeline.world_size, dtype=np.bool_)
@@ -181,9 +188,7 @@ class Chase(RankMeetings):
             first = late if first < 0 else first
             if late < 0 or late == rank:
                 return ChaseEnd(rank, op, PieceRule.PEER, first)
-            if is_server(self.timeline.ops[late_op]) and (
-                worker_end := self._behind_server(late_op, rank, late, begin, end)
-            ):
+            if is_server(self.info(late_op)) and (worker_end := self._behind_server(late_op, rank, late, begin, end)):
                 return replace(worker_end, last=first)
             why, doing = self.activity(late, begin, end)
             if self._is_late_host(late, doing):
@@ -250,7 +255,7 @@ class Chase(RankMeetings):
             ended, op = max(needs, default=(-np.inf, -1))
             if not np.isfinite(ended) or ended <= late:
                 return -1, -1
-            info = self.timeline.ops[op]
+            info = self.info(op)
             if info.kind == "compute" and info.stream == COMPUTE_STREAM:
                 return op, server
             if info.kind == "recv":
@@ -325,7 +330,7 @@ class Chase(RankMeetings):
         """When each step's first op was ready [s]."""
         ready = self.timeline.per_op()["ready"]
         begins: dict[int, float] = {}
-        for i, op in enumerate(self.timeline.ops):
+        for i, op in each_kind(self.timeline.ops):
             begins[op.step] = min(begins.get(op.step, np.inf), float(ready[i]))
         return begins
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
-from clustersim.core.blocks import Block, Column
+from clustersim.core.blocks import Block, WrittenColumns
 from clustersim.core.memo import kept_with_first
 from clustersim.core.timeline import Timeline
 
@@ -68,7 +68,7 @@ class OpColumns:
         self._known: dict[int, OpSpans] = {}
         self._asked: dict[int, int] = {}
         self._tables: dict[int, RankTable] = {}
-        self._written: dict[int, tuple[Column, Floats]] = {}
+        self._written = WrittenColumns()
         self._ascending: dict[int, tuple[Ints, bool]] = {}
         for i, block in enumerate(timeline.blocks):
             self._blocks.setdefault(block.op, []).append(i)
@@ -126,18 +126,8 @@ class OpColumns:
     def _of_block(self, block: Block) -> tuple[Floats, ...]:
         """Ready, start and end of each rank [s]."""
         n = len(block.ranks)
-        times = [self._all(column) for column in block.columns] if n <= MOST_KEPT else block.times
+        times = [self._written(column) for column in block.columns] if n <= MOST_KEPT else block.times
         return tuple(column if len(column) == n else np.broadcast_to(column, n) for column in times)
-
-    def _all(self, column: Column) -> Floats:
-        """:attr:`Column.all`, written out once: ops share columns, and are counted from others' columns."""
-        remembered = self._written.get(id(column))
-        if remembered is None:
-            counted = column.counted(slice(None))
-            values = counted if column.since is None else self._all(column.since) + counted
-            # With the column, which is told by its identity as long as it is held.
-            remembered = self._written[id(column)] = column, values
-        return remembered[1]
 
     def _are_ascending(self, ranks: Ints, *, shared: bool) -> bool:
         """Whether no rank is there twice, and all are in order; of arrays that ops share it is asked once."""

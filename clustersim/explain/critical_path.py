@@ -65,7 +65,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     by_kind = defaultdict[str, float](float)
     by_link = defaultdict[str, float](float)
     for piece in path_pieces:
-        for kind, part in _kinds(timeline, piece).items():
+        for kind, part in _kinds(walk.met, piece).items():
             by_kind[kind] += part * (piece.end - piece.begin) / steps
         if piece.link >= 0:
             by_link[names[piece.link]] += (piece.end - piece.begin) / steps
@@ -73,11 +73,11 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     return CriticalPath(path_pieces, of_kind, of_link, steps)
 
 
-def _kinds(timeline: Timeline, piece: PathPiece) -> dict[str, float]:
+def _kinds(met: RankMeetings, piece: PathPiece) -> dict[str, float]:
     """What a piece counts as, in shares: kernels of one op each as what limits them."""
-    if piece.op < 0 or timeline.ops[piece.op].kind != "compute" or piece.kind == "queue":
+    if piece.op < 0 or met.info(piece.op).kind != "compute" or piece.kind == "queue":
         return {piece.kind: 1.0}
-    return {STATES[state]: part for state, part in by_class(timeline.ops[piece.op]).items()}
+    return {STATES[state]: part for state, part in by_class(met.info(piece.op)).items()}
 
 
 class _PathWalk:
@@ -99,7 +99,7 @@ class _PathWalk:
             yield from _cut(self._pieces(op, rank, start, float(spans.end[latest])), begin)
             if start <= begin:
                 return
-            if t.ops[op].kind != "compute":
+            if self.met.info(op).kind != "compute":
                 late, late_op = self.met.last_arriver(op, rank, 0.5 * (start + ready))
                 if late >= 0:
                     rank = late
@@ -132,7 +132,7 @@ class _PathWalk:
 
     def _pieces(self, op: int, rank: int, start: float, end: float) -> list[PathPiece]:
         """One span, latest part first; a transfer's latency comes before its bytes."""
-        info = self.timeline.ops[op]
+        info = self.met.info(op)
         if info.kind == "compute":
             return [PathPiece(op, rank, start, end, STATES[kernel_state(info)])]
         fact = self.facts.get(op)
@@ -172,12 +172,13 @@ class _PathWalk:
 
     def _needed(self, near: RankSpans, together: Ints, last: int, op: int, place: int) -> int:
         """Of spans that end together, one that the given one really waits for, if any is known, else the last."""
-        ops = self.timeline.ops
+        after = self.timeline.ops[op].after
+        stream = self.met.info(op).stream
         for k in together[last::-1].tolist():
             near_op = int(near.op[k])
             if (near_op, int(near.at[k])) == (op, place):
                 continue
-            if near_op in ops[op].after or ops[near_op].stream == ops[op].stream:
+            if near_op in after or self.met.info(near_op).stream == stream:
                 return int(k)
         return int(together[last])
 

@@ -17,7 +17,7 @@ import numpy as np
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.errors import TraceError
 from clustersim.core.memo import kept_with_first
-from clustersim.core.op_infos import of_each, takes_sms
+from clustersim.core.op_infos import each_kind, kinds, of_each, takes_sms
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import RankSubset, did
@@ -119,20 +119,20 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
     order, settled = _ordered(members, root_of, needs)
     known_tables: dict[object, MeetingTable] = {}
     nodes = [_node(subsets, tuple(members[key]), known_tables) for key in order]
-    seconds = {i: subsets[op.role].column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
+    seconds = {i: subsets[op.role].column(i, "ready") for i, op in each_kind(timeline.ops) if op.kind == "compute"}
     lost: dict[int, Floats] = {}
     for role, subset in subsets.items():
-        own_ops = [i for i, op in enumerate(timeline.ops) if op.role == role]
+        own_ops = [i for i, op in each_kind(timeline.ops) if op.role == role]
         lost |= lost_beside(subset, {i: seconds[i] for i in own_ops if i in seconds}, own_ops)
     for i, cost in lost.items():
         seconds[i] = np.maximum(seconds[i] - cost, 0.0)
-    size = [len(subsets[op.role].ranks) for op in timeline.ops]
+    size: list[int] = of_each(timeline.ops, lambda op: len(subsets[op.role].ranks), np.int64).tolist()
     return RunGraph(timeline, ranks, needs, nodes, settled, size, seconds, lost)
 
 
 def _of_roles(timeline: Timeline, ranks: Ints) -> dict[str, RankSubset]:
     """Of each role those of its ranks that are in the graph."""
-    names = list(dict.fromkeys(op.role for op in timeline.ops))
+    names = list(dict.fromkeys(op.role for op in kinds(timeline.ops)))
     number = of_each(timeline.ops, lambda op: names.index(op.role), np.int64)
     return {name: RankSubset(timeline, ranks[did(timeline, number == k)[ranks]]) for k, name in enumerate(names)}
 
@@ -173,7 +173,7 @@ def _joined(timeline: Timeline) -> list[int]:
             i = parent[i]
         return i
 
-    for i, op in enumerate(timeline.ops):
+    for i, op in each_kind(timeline.ops):
         for met_op in op.detail.get("meets", ()):
             a = root(i)
             b = root(int(met_op))

@@ -12,6 +12,7 @@ import numpy as np
 
 from clustersim.core.arrays import Columns, Floats, Ints
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import LinkUse, Timeline
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.transfers import sort_of
@@ -160,8 +161,8 @@ def _history(moved: _Moved, loads: Ints, weights: Floats, times: Floats) -> tupl
 def _sorts(timeline: Timeline) -> tuple[list[str], Ints]:
     """Names of the sorts of op (without numbers), and (n_ops,) which each is."""
     numbers: dict[str, int] = {}
-    of_op = [numbers.setdefault(sort_of(op.name), len(numbers)) for op in timeline.ops]
-    return list(numbers), np.array(of_op, dtype=np.int64)
+    of_op = of_each(timeline.ops, lambda op: numbers.setdefault(sort_of(op.name), len(numbers)), np.int64)
+    return list(numbers), of_op
 
 
 def _users_of(timeline: Timeline, moved: _Moved, loads: Ints, weights: Floats) -> tuple[list[str], list[float]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
 
 SAME_CLOCK = 50e-6
@@ -33,7 +34,7 @@ class LastRank:
 def last_to_most(run: Timeline) -> LastRank | None:
     """The rank that is the last to more than half of the collectives that a measured run waited in; None for none."""
     spans = run.spans()
-    waited = np.array([op.detail.get("skew_s", 0.0) > SAME_CLOCK for op in run.ops])[spans["op"]]
+    waited = of_each(run.ops, lambda op: op.detail.get("skew_s", 0.0) > SAME_CLOCK, np.bool_)[spans["op"]]
     order = np.lexsort((spans["ready"], spans["op"]))
     order = order[waited[order]]
     ops = spans["op"][order]

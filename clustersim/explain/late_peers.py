@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.op_infos import each_kind
 from clustersim.core.timeline import Timeline
 from clustersim.explain.chase import RankMeetings
 from clustersim.explain.columns import RankSubset, columns_of
@@ -168,7 +169,7 @@ def slow_by_themselves(timeline: Timeline, ratio: Floats) -> Bools:
     worst = worst[np.argsort(-ratio[worst], kind="stable")][:MOST_SLOW]
     usual = {r: int(np.argmin(np.where(role == r, np.abs(ratio - 1), np.inf))) for r in np.unique(role[worst]).tolist()}
     subset = RankSubset(timeline, np.unique([*worst.tolist(), *usual.values()]))
-    computes = (i for i, op in enumerate(timeline.ops) if op.kind == "compute")
+    computes = (i for i, op in each_kind(timeline.ops) if op.kind == "compute")
     seconds = kernel_seconds(timeline)[subset.ranks]
     for lost in lost_beside(subset, {i: subset.column(i, "ready") for i in computes}).values():
         seconds = seconds - np.nan_to_num(lost)

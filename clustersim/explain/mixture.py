@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.facts import UNKNOWN, RunFacts
+from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.core.units import format_time
@@ -87,7 +88,7 @@ def mixture(
 
     cut, fall : the partition of the steady state and the waterfall of all GPUs, where the caller has them already.
     """
-    if not any(map(carries, timeline.ops)):
+    if not any(map(carries, kinds(timeline.ops))):
         return None
     cut = cut or steady_pieces(timeline)
     fall = fall or waterfall(timeline, facts, cut)[0]
@@ -111,7 +112,8 @@ def mixture(
 
 def _by_key(timeline: Timeline, cut: Pieces, state: PieceState) -> dict[str, float]:
     """Seconds of a step in a state by what is moved or waited for, mean over the GPUs that train."""
-    keys = [carries(op) or (dimension(op) if op.kind != "compute" else "") for op in timeline.ops]
+    words = of_each(timeline.ops, lambda op: carries(op) or (dimension(op) if op.kind != "compute" else ""), np.str_)
+    keys: list[str] = words.tolist()
     train = np.zeros(timeline.world_size)
     train[workers(timeline)] = 1.0
     weight = np.bincount(cut.class_of, weights=train, minlength=len(cut.ranks))

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.blocks import AT_ONCE
 from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import OpInfo, kinds, of_each
+from clustersim.core.sheets import BlockColumns
 from clustersim.core.timeline import Timeline, alike
 from clustersim.explain.columns import columns_of, did
 
@@ -52,16 +54,24 @@ def kernel_seconds(
     for ranks, value in zip(sets, of_set.tolist(), strict=True):
         if value:
             seconds[ranks] += value
-    for block in timeline.blocks:
-        began = block.columns[1]
-        if not compute[block.op] or began.high < low or began.low >= high:
-            continue
-        start = began.all
-        spent = block.end - start
-        if began.low < low or began.high >= high:
-            spent = np.where((start >= low) & (start < high), spent, 0.0)
-        seconds[block.ranks] += spent
+    for blocks in timeline.shelf.columns:
+        first_start, last_start = (edge[blocks.which[1]] for edge in (blocks.low, blocks.high))
+        chosen = np.flatnonzero(compute[blocks.op] & (last_start >= low) & (first_start < high))
+        step = max(1, AT_ONCE // len(blocks.ranks))
+        for first in range(0, len(chosen), step):
+            began, ended = _starts_and_ends(blocks, chosen[first : first + step])
+            spent = np.where((began >= low) & (began < high), ended - began, 0.0)
+            seconds[blocks.ranks] += spent.sum(axis=1)
     return seconds
+
+
+def _starts_and_ends(blocks: BlockColumns, chosen: Ints) -> tuple[Floats, Floats]:
+    """(k, m) float [s] each, of ``m`` of the blocks on their ``k`` ranks."""
+    which = blocks.which[1:, chosen]
+    numbers, place = np.unique(which, return_inverse=True)
+    table = blocks.stacked(numbers, np.arange(len(blocks.ranks)))
+    began, ended = (np.take(table, places, axis=1) for places in place.reshape(which.shape))
+    return began, ended
 
 
 @kept_with_first(maxsize=None)
@@ -202,14 +212,37 @@ def _even(timeline: Timeline, n: int) -> Ints:
 
 def _awaited(timeline: Timeline) -> Ints:
     """Ranks that came last to a collective of all, those who did most often first."""
-    columns = columns_of(timeline)
+    talks = of_each(timeline.ops, lambda op: op.kind != "compute", np.bool_)
+    _, row_op, *_ = timeline._rows()
+    parts = np.bincount(row_op, minlength=len(talks))
+    for blocks in timeline.shelf.columns:
+        np.add.at(parts, blocks.op, 1)
     times = np.zeros(timeline.world_size, dtype=np.int64)
-    for i, op in enumerate(timeline.ops):
-        if op.kind == "compute":
-            continue
+    several = talks & (parts > 1)
+    for blocks in timeline.shelf.columns:
+        alone = talks[blocks.op] & (parts[blocks.op] == 1)
+        if (np.diff(blocks.ranks) > 0).all():
+            _count_last(blocks, blocks.which[0][alone], times)
+        else:
+            several[blocks.op[alone]] = True
+    columns = columns_of(timeline)
+    for i in np.flatnonzero(several).tolist():
         spans = columns.of(i)
-        if len(ready := spans.ready):
-            last = ready.argmax()
-            times[spans.ranks[last]] += int(ready[last] > ready[ready.argmin()])
+        last = spans.ready.argmax()
+        times[spans.ranks[last]] += int(spans.ready[last] > spans.ready.min())
     order = np.argsort(-times, kind="stable")
     return order[times[order] > 0]
+
+
+def _count_last(blocks: BlockColumns, ready: Ints, times: Ints) -> None:
+    """Add to the ``times`` of each rank how often it is the last; ``ready`` : of each op, the number of its column."""
+    numbers, counts = np.unique(ready, return_counts=True)
+    differ = blocks.low[numbers] < blocks.high[numbers]
+    numbers = numbers[differ]
+    counts = counts[differ]
+    everyone = np.arange(len(blocks.ranks))
+    step = max(1, AT_ONCE // len(everyone))
+    for first in range(0, len(numbers), step):
+        chunk = slice(first, first + step)
+        last = blocks.stacked(numbers[chunk], everyone).argmax(axis=0)
+        np.add.at(times, blocks.ranks[last], counts[chunk])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.timeline import Timeline, alike
 from clustersim.explain.columns import did
 from clustersim.explain.last_rank import last_to_most
@@ -48,17 +49,17 @@ def last_step(timeline: Timeline) -> tuple[float, float]:
     """(begin, end) [s] of the last step: from the end of the one before, on whichever rank that was latest."""
     steady = steady_window(timeline)
     ended = timeline.per_op()["end"]
-    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    steps = of_each(timeline.ops, lambda op: op.step, np.int64)
     before = ended[steps < steady.steps[-1]].max(initial=-np.inf)
     return (float(before) if steady.begin < before < steady.end else steady.begin), steady.end
 
 
 def _roles(timeline: Timeline) -> npt.NDArray[np.str_]:
     """(world_size,) the role of each rank."""
-    names = list(dict.fromkeys(op.role for op in timeline.ops))
+    names = list(dict.fromkeys(op.role for op in kinds(timeline.ops)))
     if len(names) <= 1:
         return np.full(timeline.world_size, names[0] if names else "")
-    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
+    number = of_each(timeline.ops, lambda op: names.index(op.role), np.int64)
     role = np.zeros(timeline.world_size, dtype=np.int64)
     for k in range(len(names)):
         role[did(timeline, number == k)] = k

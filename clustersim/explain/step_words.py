@@ -11,6 +11,7 @@ import numpy as np
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import each_kind, microbatches
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain import pipeline
@@ -195,9 +196,13 @@ def unit_costs(timeline: Timeline) -> dict[int, dict[str, float]]:
     """Stage -> unit -> seconds of compute that one micro-batch takes there on one rank, all its passes together."""
     took: defaultdict[tuple[int, str, str], float] = defaultdict(float)
     times = timeline.per_op()
-    passes = {(op.stage, op.step, op.label.microbatch) for op in timeline.ops if op.label and op.label.action == "F"}
+    microbatch = microbatches(timeline.ops).tolist()
+    forwards = ((i, op) for i, op in each_kind(timeline.ops) if op.label and op.label.action == "F")
+    passes = {(op.stage, op.step, microbatch[i]) for i, op in forwards}
     count = Counter(stage for stage, *_ in passes)
-    for op, seconds, ranks in zip(timeline.ops, times["seconds"].tolist(), times["ranks"].tolist(), strict=True):
+    all_seconds, all_ranks = times["seconds"].tolist(), times["ranks"].tolist()
+    for i, op in each_kind(timeline.ops):
+        seconds, ranks = all_seconds[i], all_ranks[i]
         if op.kind == "compute" and op.label is not None and op.label.action and op.label.unit and ranks:
             took[op.stage, op.label.unit, op.role] += seconds / ranks
     costs: defaultdict[int, dict[str, float]] = defaultdict(dict)

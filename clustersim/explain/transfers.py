@@ -10,6 +10,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import each_kind
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 
 CONTENDED = 0.97
@@ -59,7 +60,7 @@ def transfer_facts(timeline: Timeline) -> dict[int, TransferFacts]:
     seconds = np.divide(spans["seconds"], spans["ranks"], out=nobody, where=spans["ranks"] > 0)
     facts = {}
     flows = _flows(use, len(timeline.ops)) if use is not None and len(use.segment_start) else None
-    for i, op in enumerate(timeline.ops):
+    for i, op in each_kind(timeline.ops):
         if op.kind == "compute" or np.isnan(seconds[i]):
             continue
         booked = (int(o) for o in (i, *op.detail.get("meets", ())) if flows is not None and flows.load[o] >= 0)

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.mix import Mix
-from clustersim.core.op_infos import takes_sms
+from clustersim.core.op_infos import of_each, takes_sms
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
@@ -100,8 +100,8 @@ def waterfall(timeline: Timeline, facts: RunFacts = UNKNOWN, cut: Pieces | None 
     executed = float(rows[0][1][KEYS.index("useful")])
     if facts.peak_flops and facts.mfu and facts.hfu and executed > 0:
         chosen = set(steady.tolist())
-        flops = [op.flops if op.step in chosen else 0.0 for op in timeline.ops]
-        op_flops = np.array(flops) * timeline.per_op()["ranks"]
+        flops = of_each(timeline.ops, lambda op: op.flops if op.step in chosen else 0.0, np.float64)
+        op_flops = flops * timeline.per_op()["ranks"]
         counted = (
             facts.mfu / facts.hfu * float(op_flops.sum() / (len(train) * len(steady))) / facts.peak_flops / executed
         )
@@ -156,17 +156,18 @@ def _sums(timeline: Timeline, cut: Pieces) -> Floats:
     n = len(cut.ranks)
     seconds = cut.seconds
     sums = np.zeros((n, len(KEYS)))
-    has_mix = np.array([op.mix is not None for op in ops] + [False])[cut.op] & (cut.computes)
+    has_mix = _and_none(of_each(ops, lambda op: op.mix is not None, np.bool_))[cut.op] & (cut.computes)
     of_state = np.array([KEYS.index(key) for key in _OF_STATE])
     np.add.at(sums, (cut.owner[~has_mix], of_state[cut.state[~has_mix]]), seconds[~has_mix])
     who = cut.owner[has_mix]
     op = cut.op[has_mix]
     spent = seconds[has_mix]
-    mix = np.array([msgspec.structs.astuple(op_info.mix or Mix()) for op_info in ops]).reshape(len(ops), len(_MIX))
+    parts = of_each(ops, lambda op_info: msgspec.structs.astuple(op_info.mix or Mix()), np.float64)
+    mix = parts.reshape(len(ops), len(_MIX))
     usual = mix.sum(axis=1)
     took = _took(timeline, cut, who, op)
     alone = spent * np.divide(usual[op], took, out=np.ones(len(op)), where=took > 0)
-    updates = np.array([op_info.phase == "optimizer" for op_info in ops])[op]
+    updates = of_each(ops, lambda op_info: op_info.phase == "optimizer", np.bool_)[op]
     share = np.divide(mix, usual[:, None], out=np.zeros_like(mix), where=usual[:, None] > 0)[op] * alone[:, None]
     for column, key in enumerate(_MIX):
         np.add.at(sums[:, key], who[~updates], share[~updates, column])
@@ -175,6 +176,11 @@ def _sums(timeline: Timeline, cut: Pieces) -> Floats:
     sums[:, KEYS.index("beside")] = beside
     sums[:, KEYS.index("uneven")] = np.bincount(who, weights=spent - alone, minlength=n) - beside
     return sums
+
+
+def _and_none(of_op: Bools) -> Bools:
+    """(n_ops + 1,) bool: the same, and for the place -1, which is no op, false."""
+    return np.append(of_op, False)
 
 
 def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
@@ -191,10 +197,8 @@ def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
 def _beside(timeline: Timeline, cut: Pieces) -> Floats:
     """(ranks of the cut,) seconds that kernels lose to collectives beside them, by the engine's own rule: a share of
     the time both are busy (:attr:`clustersim.core.program.Program.overlap_slowdown`)."""
-    main = np.array([op.stream == COMPUTE_STREAM for op in timeline.ops] + [False])[cut.op] & (
-        cut.why == PieceRule.KERNEL
-    )
-    kinds = np.array([takes_sms(op) for op in timeline.ops] + [False])
-    both = main & kinds[cut.beside]
+    on_main = of_each(timeline.ops, lambda op: op.stream == COMPUTE_STREAM, np.bool_)
+    main = _and_none(on_main)[cut.op] & (cut.why == PieceRule.KERNEL)
+    both = main & _and_none(of_each(timeline.ops, takes_sms, np.bool_))[cut.beside]
     hidden = np.bincount(cut.owner[both], weights=cut.seconds[both], minlength=len(cut.ranks))
     return float(timeline.stats.get("overlap_slowdown", 0.0)) * hidden.astype(np.float64)

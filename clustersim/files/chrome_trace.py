@@ -16,6 +16,7 @@ import msgspec
 
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import TraceError
+from clustersim.core.op_infos import kind_of, kinds
 from clustersim.core.timeline import Timeline
 from clustersim.files import slices
 
@@ -126,7 +127,7 @@ class _SliceTexts:
     """Slices as JSON: the words of an op and of a track are encoded once, and numbers by columns."""
 
     def __init__(self, timeline: Timeline, ranks: Sequence[int]) -> None:
-        self._timeline = timeline
+        self._world_size = timeline.world_size
         self._numbers = slices.stream_numbers(timeline)
         self._tracks = {
             key: msgspec.json.encode({"ph": "X", "pid": pid, "tid": tid})[:-1]
@@ -135,15 +136,18 @@ class _SliceTexts:
         self._threads = slices.threads(timeline, ranks)
         self._leaving, self._reaching = slices.flows(timeline, ranks)
         self._joined = self._leaving.keys() | self._reaching.keys()
-        self._ops: dict[int, tuple[str, bool, bytes, bytes, bytes, bytes]] = {}
+        self._kinds = kinds(timeline.ops)
+        self._kind_of = kind_of(timeline.ops)
+        self._words: dict[int, tuple[str, bool, bytes, bytes, bytes, bytes]] = {}
 
     def of(self, rank: Ints, op: Ints, ready: Ints, start: Ints, end: Ints) -> list[bytes]:
         """Events of some spans [ns]."""
         events = []
         times = (_decimals(column) for column in (ready, start - ready, start, end - start))
-        rows = zip(rank.tolist(), op.tolist(), (start > ready).tolist(), *times, strict=True)
-        for k, (of_rank, i, late, since, waited, began, took) in enumerate(rows):
-            stream, waits, wait_words, wait_args, words, args = self._ops.get(i) or self._op(i)
+        kind = self._kind_of[op].tolist()
+        rows = zip(rank.tolist(), op.tolist(), kind, (start > ready).tolist(), *times, strict=True)
+        for k, (of_rank, i, of_kind, late, since, waited, began, took) in enumerate(rows):
+            stream, waits, wait_words, wait_args, words, args = self._words.get(of_kind) or self._of_kind(of_kind)
             track = self._tracks[of_rank, stream]
             number = b"%d" % of_rank
             if late and waits:
@@ -153,14 +157,14 @@ class _SliceTexts:
                 events += self._arrows((of_rank, i), start.item(k), end.item(k))
         return events
 
-    def _op(self, i: int) -> tuple[str, bool, bytes, bytes, bytes, bytes]:
-        """The stream of an op, whether its waits are slices, and the texts of a wait and of its own slice: up to the
-        time, and around the rank."""
-        op = self._timeline.ops[i]
-        said = slices.args_of(op, self._numbers[op.stream], self._timeline.world_size)
+    def _of_kind(self, number: int) -> tuple[str, bool, bytes, bytes, bytes, bytes]:
+        """The stream of an op of a kind, whether its waits are slices, and the texts of a wait and of its own slice: up
+        to the time, and around the rank."""
+        op = self._kinds[number]
+        said = slices.args_of(op, self._numbers[op.stream], self._world_size)
         plain = {name: value for name, value in said.items() if name not in {"rank", "correlation"}}
         category = "user_annotation" if op.bound == "host" else "kernel"
-        texts = self._ops[i] = (
+        texts = self._words[number] = (
             op.stream,
             op.kind != "compute",
             _words(f"wait {op.name}", "wait"),
@@ -172,7 +176,7 @@ class _SliceTexts:
 
     def _arrows(self, place: slices.Place, start: int, end: int) -> Iterator[bytes]:
         """Arrows that leave a span, and that reach it."""
-        op = self._timeline.ops[place[1]]
+        op = self._kinds[self._kind_of.item(place[1])]
         pid, tid, _ = self._threads[place[0], op.stream]
         words = {"pid": pid, "tid": tid, "name": _ARROW.get(op.kind, "last to arrive"), "cat": "message"}
         for number in self._leaving.get(place, ()):

@@ -14,6 +14,7 @@ import numpy as np
 
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import TraceError
+from clustersim.core.op_infos import each_kind, kinds
 from clustersim.core.outputs import fresh
 from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.core.texts import Plain
@@ -106,7 +107,7 @@ def nodes(timeline: Timeline) -> Ints:
 
 def streams(timeline: Timeline) -> list[str]:
     """Names of the streams, in order of first use; compute comes first where it exists, as on a real GPU."""
-    names = dict.fromkeys(op.stream for op in timeline.ops)
+    names = dict.fromkeys(op.stream for op in kinds(timeline.ops))
     return sorted(names, key=lambda name: name != COMPUTE_STREAM)
 
 
@@ -224,7 +225,7 @@ def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Plac
     places = zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True)
     arrived = dict(zip(places, spans["ready"].tolist(), strict=True))
     groups_of = _Chosen(lambda groups: _written_groups(groups, ranks))
-    for i, op in enumerate(timeline.ops):
+    for i, op in each_kind(timeline.ops):
         groups = op.detail.get("groups")
         if op.kind in {"compute", "send", "recv"} or groups is None:  # without groups nobody knows who met whom
             continue
@@ -236,9 +237,9 @@ def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Plac
 
 def _sent(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Place]]:
     pairs_of = _Chosen(lambda groups: _written_pairs(groups, ranks))
-    recvs = [(i, op.detail.get("groups")) for i, op in enumerate(timeline.ops) if op.kind == "recv"]
+    recvs = [(i, op.detail.get("groups")) for i, op in each_kind(timeline.ops) if op.kind == "recv"]
     received = {(i, *pair) for i, groups in recvs for pair in pairs_of(groups)}
-    for i, op in enumerate(timeline.ops):
+    for i, op in each_kind(timeline.ops):
         for source, target in pairs_of(op.detail.get("groups")) if op.kind == "send" else ():
             met = next((j for j in op.detail.get("meets", ()) if (j, source, target) in received), -1)
             if met >= 0:

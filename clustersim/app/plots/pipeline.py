@@ -21,6 +21,7 @@ from clustersim.app.plots.drawing import (
 )
 from clustersim.app.plots.style import FAINT, INK, QUIET, AreaStyle, time_unit
 from clustersim.core.errors import ProgramError
+from clustersim.core.op_infos import OpInfo, of_each
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain import pipeline, plays
@@ -208,23 +209,27 @@ def _draw_actions(axes: Axes, grid: ScheduleGrid, scale: float) -> None:
         draw_boxes(axes, across, columns[:, 2:], facecolor=colours, edgecolor="white", linewidth=edges)
 
 
+def _rest_of(op: OpInfo) -> int:
+    """Which of :data:`REST` an op is, -1 for none."""
+    return -1 if op.bound == "host" or (op.label and op.label.action) else int(op.kind == "compute")
+
+
 def _draw_rest(axes: Axes, timeline: Timeline, grid: ScheduleGrid, scale: float) -> list[str]:
     """What is no action and no message between stages, half as high; returns which of :data:`REST` there were."""
-    boxes_of: dict[str, list[tuple[float, float, float, float]]] = {}
     spans = timeline.spans([rank for _, rank in grid.rows])
-    y_of = {rank: y for y, (_, rank) in enumerate(grid.rows)}
-    columns = (spans[name].tolist() for name in ("rank", "op", "ready", "end"))
-    for rank, i, start, end in zip(*columns, strict=True):
-        op = timeline.ops[i]
-        low = max(start, grid.begin)
-        high = min(end, grid.end)
-        if high > low and op.bound != "host" and not (op.label and op.label.action):
-            kind = list(REST)[op.kind == "compute"]
-            high = max(low, min(high, grid.until))
-            boxes_of.setdefault(kind, []).append((low, high, y_of[rank] - _BAR / 4, y_of[rank] + _BAR / 4))
-    for kind, boxes in boxes_of.items():
+    y_of = np.zeros(timeline.world_size)
+    y_of[[rank for _, rank in grid.rows]] = np.arange(len(grid.rows))
+    y = y_of[spans["rank"]]
+    low = np.maximum(spans["ready"], grid.begin)
+    high = np.minimum(spans["end"], grid.end)
+    rest = of_each(timeline.ops, _rest_of, np.int64)[spans["op"]]
+    drawn = np.flatnonzero((high > low) & (rest >= 0))
+    high = np.maximum(low, np.minimum(high, grid.until))
+    boxes = np.column_stack([low, high, y - _BAR / 4, y + _BAR / 4])[drawn]
+    drawn_kinds = [list(REST)[number] for number in dict.fromkeys(rest[drawn].tolist())]
+    for kind in drawn_kinds:
         look = REST[kind]
-        corners = np.array(boxes)
+        corners = boxes[rest[drawn] == list(REST).index(kind)]
         draw_boxes(
             axes,
             (corners[:, :2] - grid.begin) * scale,
@@ -234,7 +239,7 @@ def _draw_rest(axes: Axes, timeline: Timeline, grid: ScheduleGrid, scale: float)
             hatch=look.hatch or None,
             linewidth=look.width,
         )
-    return sorted(boxes_of)
+    return sorted(drawn_kinds)
 
 
 def _draw_arrows(axes: Axes, grid: ScheduleGrid, scale: float) -> None:

@@ -12,6 +12,7 @@ from clustersim.app.plots.intervals import minus
 from clustersim.app.plots.style import palette
 from clustersim.core.arrays import Bools, Columns, Floats
 from clustersim.core.memo import kept_with_first
+from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 
@@ -23,10 +24,9 @@ MAX_STREAMS = 6
 
 def stream_rows(timeline: Timeline, spans: Columns, ranks: Iterable[int]) -> dict[int, list[tuple[str, str]]]:
     """(stream, label) of the rows of each rank: streams that do something, compute first, the busiest few of many."""
-    names = [op.stream for op in timeline.ops]
-    streams = list(dict.fromkeys(names))
+    streams = list(dict.fromkeys(op.stream for op in kinds(timeline.ops)))
     number = {name: i for i, name in enumerate(streams)}
-    of_op = np.array([number[name] for name in names], dtype=np.int64)
+    of_op = of_each(timeline.ops, lambda op: number[op.stream], np.int64)
     rows: dict[int, list[tuple[str, str]]] = {}
     for rank in ranks:
         on_rank = spans["rank"] == rank
@@ -69,7 +69,7 @@ def row_intervals(timeline: Timeline, spans: Columns, rank: int, stream: str) ->
     talks = phases == "communication"
     waits = ready[talks], start[talks]
     if stream == COMPUTE_STREAM:
-        talking = np.array([op.kind != "compute" for op in timeline.ops], dtype=bool)[spans["op"]] & on_rank
+        talking = of_each(timeline.ops, lambda op: op.kind != "compute", np.bool_)[spans["op"]] & on_rank
         exposed = minus((spans["ready"][talking], spans["end"][talking]), (start, end))
         waits = np.concatenate([waits[0], exposed[0]]), np.concatenate([waits[1], exposed[1]])
     return intervals | {"stall": waits}
@@ -78,13 +78,13 @@ def row_intervals(timeline: Timeline, spans: Columns, rank: int, stream: str) ->
 @kept_with_first(maxsize=None)
 def on_stream(timeline: Timeline, stream: str) -> Bools:
     """(n_ops,) bool: whether an op is on a stream."""
-    return np.array([op.stream == stream for op in timeline.ops], dtype=np.bool_)
+    return of_each(timeline.ops, lambda op: op.stream == stream, np.bool_)
 
 
 @kept_with_first(maxsize=None)
 def phases_of(timeline: Timeline) -> npt.NDArray[np.str_]:
     """(n_ops,) str: :func:`phase_of` each op."""
-    return np.array([phase_of(op) for op in timeline.ops], dtype=np.str_)
+    return of_each(timeline.ops, phase_of, np.str_)
 
 
 def phase_of(op: OpInfo) -> str:

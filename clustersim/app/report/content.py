@@ -17,6 +17,7 @@ from clustersim.core.arrays import Columns, Floats, Ints
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import shown_in
 from clustersim.core.memory_parts import part_label
+from clustersim.core.op_infos import each_kind
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import headline
 from clustersim.core.timeline import OWN_PACES, Timeline
@@ -240,7 +241,7 @@ def _path(timeline: Timeline, critical: CriticalPath) -> dict[str, list[tuple[st
         largest = [(k, v, v / step_length) for k, v in list(parts.items())[:PATH_ROWS]]
         return [(k, format_time(v), f"{share:.1%}") for k, v, share in largest if share >= NOTHING]
 
-    names = {-1: "nothing queued"} | {i: op.name for i, op in enumerate(timeline.ops)}
+    names = {-1: "nothing queued"} | {i: op.name for i, op in each_kind(timeline.ops)}
     longest = sorted(critical.pieces, key=lambda piece: piece.begin - piece.end)[:PATH_ROWS]
     pieces: list[tuple[str, ...]] = [
         (names[path_piece.op], path_piece.kind, f"{path_piece.rank}", format_time(path_piece.end - path_piece.begin))

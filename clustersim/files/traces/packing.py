@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.core.blocks import Block, Column
+from clustersim.core.blocks import Block, WrittenColumns
 from clustersim.core.blocks import columns as blocks_columns
+from clustersim.core.sheets import distinct
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -82,22 +83,19 @@ def _unshuffled(rows: Array) -> Array:
 
 def packed_blocks(blocks: tuple[Block, ...]) -> dict[str, Array]:
     """Blocks as arrays; :func:`unpacked_blocks` gives them back, with the same bits and the same columns shared."""
-    column_numbers: dict[int, tuple[int, Column]] = {}
-    ranks: dict[int, tuple[int, Array]] = {}
-    for block in blocks:  # ends first: most of the other times are somebody's end
-        column_numbers.setdefault(id(block.columns[2]), (len(column_numbers), block.columns[2]))
-    which = [[column_numbers.setdefault(id(c), (len(column_numbers), c))[0] for c in block.columns] for block in blocks]
-    whose = [ranks.setdefault(id(block.ranks), (len(ranks), block.ranks))[0] for block in blocks]
-    columns = [column.all for _, column in column_numbers.values()]
+    ends = [block.columns[2] for block in blocks]  # first: most of the other times are somebody's end
+    shared, numbers = distinct(ends + [column for block in blocks for column in block.columns])
+    ranks, whose = distinct([block.ranks for block in blocks])
+    columns = list(map(WrittenColumns(), shared))
     ptr = np.cumsum([0, *map(len, columns)], dtype=np.int64)
     times = np.concatenate([*columns, np.zeros(0)])
     mixes = _mixes(times, ptr)
     rows = _shuffled(times[mixes < 0])
     return {
         "block_op": np.array([block.op for block in blocks], dtype=np.int32),
-        "block_whose": np.array(whose, dtype=np.int32),
-        "block_which": np.array(which, dtype=np.int32).reshape(-1, 3),
-        **ragged("block_ranks", tuple(block_ranks for _, block_ranks in ranks.values())),
+        "block_whose": whose.astype(np.int32),
+        "block_which": numbers[len(blocks) :].astype(np.int32).reshape(-1, 3),
+        **ragged("block_ranks", tuple(ranks)),
         "block_mix_ptr": ptr,
         "block_mix_items": mixes if columns else np.zeros(0, dtype=np.int64),  # as :func:`ragged` has nothing
         f"block_times{NOISE}": rows[:6].copy(),  # little-endian: the last two bytes are sign, exponent and the first

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from clustersim.core.calibrated import Calibration
 from clustersim.core.errors import TraceError
 from clustersim.core.facts import UNKNOWN, RunFacts
+from clustersim.core.op_infos import InfoPass, RepeatedInfos
 from clustersim.core.paths import RUN_FILE
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import Plain, is_folder, plain_file, there
@@ -56,8 +57,8 @@ _BROKEN = (
     zlib.error,
 )
 """What a file that is cut off, or something else, makes readers raise."""
-VERSION = 4
-"""Of the file's layout; from 4 on files are sealed."""
+VERSION = 5
+"""Of the file's layout; from 4 on files are sealed, from 5 on ops of repeated passes are kept once."""
 
 Array = npt.NDArray[Any]
 _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
@@ -106,6 +107,7 @@ class _SavedWords(_SavedLayout):
     stats: dict[str, float]
     facts: RunFacts
     ops: tuple[_SavedOp, ...]
+    passes: tuple[InfoPass, ...] = ()
     links: _SavedLinks | None = None
     topology: _SavedMachine | None = None
 
@@ -118,14 +120,21 @@ def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = N
     arrays |= packed(*times) | packed_blocks(timeline.blocks) | ragged("set", sets)
     if timeline.rank_node is not None:
         arrays["rank_node"] = timeline.rank_node
-    details = [{key: _kept(value, arrays) for key, value in op.detail.items()} for op in timeline.ops]
+    written = timeline.ops
+    passes: tuple[InfoPass, ...] = ()
+    if isinstance(written, RepeatedInfos):  # what repeats is kept once
+        passes = written.passes
+        arrays["op_of"] = written.of.astype(np.int32)
+        written = written.written
+    details = [{key: _kept(value, arrays) for key, value in op.detail.items()} for op in written]
     ops = tuple(
         _SavedOp(**{**msgspec.structs.asdict(op), "detail": op_detail})
-        for op, op_detail in zip(timeline.ops, details, strict=True)
+        for op, op_detail in zip(written, details, strict=True)
     )
     links = None if timeline.links is None else _link_words(timeline.links, topology, arrays)
     machine = None if topology is None else _topology_words(topology, arrays)
-    saved_words = _SavedWords(VERSION, timeline.world_size, timeline.source, timeline.stats, facts, ops, links, machine)
+    whole = timeline.world_size, timeline.source, timeline.stats
+    saved_words = _SavedWords(VERSION, *whole, facts, ops, passes, links, machine)
     arrays["words"] = np.frombuffer(msgspec.json.encode(saved_words, enc_hook=_plain), dtype=np.uint8)
     replace_file(Path(path), zipped(arrays))
 
@@ -234,12 +243,14 @@ def _topology(saved_machine: _SavedMachine, arrays: dict[str, Array]) -> Topolog
 def _timeline(saved_words: _SavedWords, arrays: dict[str, Array], topology: Topology | None) -> Timeline:
     rows = (arrays["row_op"].astype(np.int64), arrays["row_set"].astype(np.int64), *unpacked(arrays))
     details = [{key: _restored(value, arrays) for key, value in op.detail.items()} for op in saved_words.ops]
+    ops = tuple(
+        OpInfo(**{**msgspec.structs.asdict(op), "detail": op_detail})
+        for op, op_detail in zip(saved_words.ops, details, strict=True)
+    )
+    of = arrays.get("op_of")
     return Timeline.of_blocks(
         world_size=saved_words.world_size,
-        ops=tuple(
-            OpInfo(**{**msgspec.structs.asdict(op), "detail": op_detail})
-            for op, op_detail in zip(saved_words.ops, details, strict=True)
-        ),
+        ops=ops if of is None else RepeatedInfos(ops, of.astype(np.int64), saved_words.passes),
         rank_sets=parts("set", arrays),
         rows=rows,
         blocks=unpacked_blocks(arrays),
