@@ -17,6 +17,8 @@ class Mix(msgspec.Struct, frozen=True, gc=False):
     memory : what kernels limited by memory traffic take beyond it.
     launch : the fixed cost of kernels, and the host where it launches them more slowly than they run.
     again : everything of a repeated forward (activation checkpointing).
+    unfilled : of what kernels limited by arithmetic take beyond the peak, what each of twice as many samples would
+        save, by SMs for which there are too few now.
     """
 
     peak: float = 0.0
@@ -24,23 +26,22 @@ class Mix(msgspec.Struct, frozen=True, gc=False):
     memory: float = 0.0
     launch: float = 0.0
     again: float = 0.0
+    unfilled: float = 0.0
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.peak + self.products + self.memory + self.launch + self.again
+        return self.peak + self.products + self.memory + self.launch + self.again + self.unfilled
 
     def times(self, share: float) -> Mix:
         """So many of it.
 
         >>> Mix(peak=2.0, memory=1.0).times(0.5)
-        Mix(peak=1.0, products=0.0, memory=0.5, launch=0.0, again=0.0)
+        Mix(peak=1.0, products=0.0, memory=0.5, launch=0.0, again=0.0, unfilled=0.0)
         """
         if share == 1.0:
             return self
-        return Mix(
-            share * self.peak, share * self.products, share * self.memory, share * self.launch, share * self.again
-        )
+        return Mix(*(share * seconds for seconds in msgspec.structs.astuple(self)))
 
 
 def total(mixes: Iterable[Mix]) -> Mix:

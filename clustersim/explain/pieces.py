@@ -302,7 +302,7 @@ def by_class(op: OpInfo) -> dict[int, float]:
     if mix is None or state not in {PieceState.COMPUTE, PieceState.MEMORY, PieceState.LAUNCH} or mix.seconds <= 0:
         return {state: 1.0}
     states = PieceState.COMPUTE, PieceState.MEMORY, PieceState.LAUNCH, PieceState.AGAIN
-    parts = zip(states, (mix.peak + mix.products, mix.memory, mix.launch, mix.again), strict=True)
+    parts = zip(states, (mix.peak + mix.products + mix.unfilled, mix.memory, mix.launch, mix.again), strict=True)
     return {state: seconds / mix.seconds for state, seconds in parts if seconds}
 
 

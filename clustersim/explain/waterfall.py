@@ -52,7 +52,7 @@ WORDS = {
 """What every table calls the losses, from the top down."""
 KEYS = (*WORDS, "useful")
 """What a second of a step can be."""
-_MIX = tuple(KEYS.index(key) for key in ("useful", "products", "memory", "launch", "again"))
+_MIX = tuple(KEYS.index(key) for key in ("useful", "products", "memory", "launch", "again", "products"))
 """Where the fields of a :class:`clustersim.core.mix.Mix` go; the FLOPs it has at peak are ``useful`` or ``masked``."""
 _OF_STATE = ("kernels", "memory", "launch", "again", "optimizer", "exposed", "waiting", "bubble", "host")
 """What an instant in each :class:`~clustersim.explain.pieces.PieceState` counts as, in their order."""

@@ -212,8 +212,11 @@ class _KnobReplay:
         if info.phase not in _OF_SAMPLES or info.bound not in GPU_BOUNDS:
             return seconds
         usual = 0.0 if info.mix is None else info.mix.seconds
-        launching = info.mix.launch / usual if info.mix is not None and usual > 0 else 0.0
-        return seconds * (launching + (1.0 - launching) * self.factor)
+        if info.mix is None or usual <= 0:
+            return seconds * self.factor
+        launching = info.mix.launch / usual
+        growing = 1.0 - launching - info.mix.unfilled / usual
+        return seconds * (launching + growing * self.factor)
 
     def _shortest(self, node: GraphNode) -> Floats:
         """(k, m) the shortest each meeting of a node could take [s]. Many nodes are alike but for their times."""

@@ -94,6 +94,12 @@ def _share_of_waves(setting: Setting, kernel: Kernel, batch: float, *, backward:
     return (1.0 + _partly_filled(setting, (kernel.nbytes - outputs) * batch)) / 2.0
 
 
+def unfilled(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> float:
+    """Share of a convolution's arithmetic that twice as many images would each save, by SMs that have no work now."""
+    twice = _share_of_waves(setting, kernel, 2.0 * batch, backward=backward)
+    return 1.0 - twice / _share_of_waves(setting, kernel, batch, backward=backward)
+
+
 def _partly_filled(setting: Setting, elements: float) -> float:
     gpu = setting.device
     tensor_cores = gpu.sm >= FIRST_TENSOR_CORES and gpu.runs_as(setting.dtype) != "fp32"

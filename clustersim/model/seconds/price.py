@@ -11,6 +11,7 @@ from clustersim.core.mix import Mix, total
 from clustersim.core.model import Kernel, Tensor
 from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.calls import adapter_calls
+from clustersim.model.seconds.conv import unfilled
 from clustersim.model.seconds.float8 import cast_seconds, padding_seconds
 from clustersim.model.seconds.kernels import flops, launches, spent
 
@@ -65,7 +66,8 @@ def price(
             linear = dense and kernel.kind == "gemm" and not kernel.batch and kernel.name not in WIDE
             work, floor, bound = spent(where if linear else outside, kernel, batch, part)
             done = flops(kernel, part) * batch
-            mixes.append(_mixed(work, floor, done / where.peak, bound, part))
+            mix = _mixed(work, floor, done / where.peak, bound, part)
+            mixes.append(_with_unfilled(mix, outside, kernel, batch, part) if kernel.kind == "conv" else mix)
             if casts := _around(where, kernel, batch, part) if linear else 0.0:
                 mixes.append(_mixed(casts, 0.0, 0.0, "memory", part))
                 shares["memory"] += casts
@@ -95,6 +97,15 @@ def _mixed(work: float, floor: float, peak: float, bound: str, part: str) -> Mix
     if part == "R":
         return Mix(again=work + floor)
     return Mix(peak, work - peak, launch=floor) if bound == "compute" else Mix(peak, memory=work - peak, launch=floor)
+
+
+def _with_unfilled(mix: Mix, where: Setting, kernel: Kernel, batch: int, part: str) -> Mix:
+    """The same of a convolution, with what more images would save by filling SMs apart."""
+    working = mix.peak + mix.products
+    if mix.memory or not working:  # limited by memory traffic, or repeated
+        return mix
+    idle = working * unfilled(where, kernel, batch, backward=part != "F")
+    return msgspec.structs.replace(mix, products=mix.products - idle, unfilled=idle)
 
 
 def unpack_time(where: Setting, packed: Collection[Tensor]) -> float:
