@@ -226,6 +226,9 @@ def steps(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> dict[st
     apart = {kind: unseen_distances([step for step in unseen if step.kind == kind]) for kind in fitted}
     times = beyond(fitted, apart)
     similar = {f'steps.similar."{kind}"': times_as_wide(around, times[kind]) for kind, around in fitted.items()}
+    for kind, thin in THIN_KINDS.items():  # a host's pace makes no step surer
+        of_thin = f'steps.similar."{thin}"'
+        similar[of_thin] = wider(similar[of_thin], similar[f'steps.similar."{kind}"'])
     similar['steps.similar."offload"'] = offloads()
     return similar | published
 

@@ -249,7 +249,7 @@ def test_steps_that_a_host_paces_have_a_range_of_their_own():
     for kind, thin in THIN_KINDS.items():
         usual, paced = ranges.of_step(kind), ranges.of_step(thin)
         assert usual.p50 < paced.p50
-        assert usual.p90 < paced.p90
+        assert usual.p90 <= paced.p90
 
 
 def test_every_range_is_written_as_a_table_that_can_be_read():

@@ -118,8 +118,13 @@ def of_collective(
     names: tuple[str, ...] = ("calibrated",) if has_numbers else ()
     if not names or reason:
         names += closeness
-    of_kind = traits(kind, nbytes, count, net, data["well_known"])
-    ranges = [_widened(data, name, size_class(nbytes), of_kind) for name in names]
+    # What is new between nodes is no surer than what is well known.
+    transports = (*data["well_known"], net) if count > 1 and names[-1] == CLOSENESS[-1] else (net,)
+    ranges = [
+        _widened(data, name, size_class(nbytes), traits(kind, nbytes, count, transport, data["well_known"]))
+        for name in names
+        for transport in transports
+    ]
     p50 = max(around.p50 for around in ranges)
     p90 = max(around.p90 for around in ranges)
     left = _left_by_fit(topology, nbytes) if has_numbers and not reason else 0.0
