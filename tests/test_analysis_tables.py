@@ -86,6 +86,11 @@ def test_links_of_other_rates_are_not_alike():
     assert "nic2" in table["name"][slow]
     assert table["alike"][slow] == 2  # one way and the other
     assert not any("links like it" in text and "nic2" in text for text in warnings(result.timeline))
+    # each other rate has a row of its own: behind a slow NIC the table once had no NIC at all, only links of NVLink
+    use = result.timeline.links
+    rates = {float(use.link_bandwidth[i]) for i in np.flatnonzero(table["all_utilisation"] > 0)}
+    assert set(table["bandwidth"].tolist()) == rates
+    assert sum(table["alike"].tolist()) == int((table["all_utilisation"] > 0).sum())
 
 
 @pytest.mark.parametrize("name", ["why_oversubscribed_spine", "ddp_llama3_8b_128x8_h100"])

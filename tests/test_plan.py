@@ -516,6 +516,22 @@ def test_an_option_that_is_told_is_no_alternative_with_other_passes():
     assert [each.candidate.number for each in alternatives(found)] == [3]
 
 
+def test_what_has_room_is_told_and_numbered_beside_what_may_run_out_of_memory():
+    """Of FSDP in fp8 the verdict named two, one to measure and one with room: neither had a number to run it by, and
+    the table had neither."""
+    tight = msgspec.structs.replace(of_degree(1, 104.0, 4, 2), kind="zero")
+    memory = FullestMemory(80 * 2**30, 80 * 2**30, (70 * 2**30, 92 * 2**30))
+    tight = msgspec.structs.replace(tight, result=msgspec.structs.replace(tight.result, memory=memory))
+    roomy = msgspec.structs.replace(of_degree(2, 99.0, 8, 2), kind="zero")
+    found = judged(of_degree(0, 100.0, 4, 1), tight, roomy)
+    assert [each.rate for each in found.tempting] == [104.0]
+    assert [each.rate for each in alternatives(found)] == [99.0]
+    name = "A100-SXM4-80GB"
+    made = {("hgx-a100", 1): SimpleNamespace(node_types=[SimpleNamespace(device=name, gpu=device(name))])}
+    answer = told(plan(), replace(found, topologies=made))
+    assert [(number, row.rate) for number, row in answer.numbered_others()] == [(2, 104.0), (3, 99.0)]
+
+
 def test_nothing_is_a_negative_share_slower():
     """It once printed "-1% slower" of what looks faster and is known less well, and "0% slower" of equals."""
     assert pace(100.9, 100.0) == "1% faster as predicted, but known less well"

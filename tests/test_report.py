@@ -20,6 +20,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.mesh import Mesh
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.timeline import OWN_PACES
+from clustersim.explain.stalls import costliest
 from clustersim.files.traces.saved import load_run
 from clustersim.training.strategies.ddp import DDPConfig, build
 
@@ -111,6 +112,18 @@ def test_numbers_of_a_run_have_names_that_people_read(page, run):
     assert f"kernels beside transfers take longer by {run.timeline.stats['overlap_slowdown']:.1%}" in text
     free = replace(run.timeline, stats={**run.timeline.stats, OWN_PACES: 1.0})
     assert "each rank steps at its own pace yes" in " ".join(Page(html(replace(run, timeline=free))).words)
+
+
+def test_stalls_that_print_as_nothing_are_counted_and_not_listed(page, tmp_path):
+    """Of every run 0.0 % of a step was listed, as what waits."""
+    assert "Left out" not in page.split('id="stalls"')[1].split("<h2")[0]
+    result = clustersim.load("why_slow_gpu").run()
+    result.save(tmp_path / "run.npz")
+    listed = html(load_run(tmp_path / "run.npz")).split('id="stalls"')[1].split("<h2")[0]
+    assert "(0.0%)" not in listed
+    left = len(costliest(result.explain().charged)) - listed.count("<li>")
+    assert left > 1
+    assert f"Left out: {left} causes more of less than 0.05% of the step together." in listed
 
 
 def test_elements_close_in_order_and_ids_are_unique(page):

@@ -117,6 +117,13 @@ def test_losses_add_up_to_what_is_lost(said, kind):
         assert one.rate == pytest.approx(one.batch / one.step_s)
 
 
+def test_what_a_pipeline_loses_to_fewer_passes_is_its_bubble():
+    """It was "idle"."""
+    loaded = scenario.load("1f1b_gpt2_xl_1x8_a100", {"cluster.nodes": 2, "run.steps": 2, "parallel.microbatches": 8})
+    points = sensitivity.study(loaded, sensitivity.StudyRequest(nodes=[1, 2])).strong
+    assert points[1].cause == "bubble, over 8 passes instead of 16"
+
+
 def test_strong_scaling_keeps_the_batch_and_weak_each_ranks(said):
     assert len({one.batch for one in said.strong if not one.error}) == 1
     assert len({one.batch // one.gpus for one in said.weak}) == 1

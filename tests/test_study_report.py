@@ -301,6 +301,10 @@ def test_what_was_run_beside_the_front_of_a_plan_has_numbers_behind_it(tmp_path,
     first = 1 + len(answer["front"])
     assert others
     assert f"{first}. " in told
+    page = study_html(tmp_path / "out")  # a list with its numbers, where each once had a bullet as well
+    assert re.search(r'<ol>\s*<li value="1"><strong>', page)
+    assert re.search(rf'<ol>\s*<li value="{first}"><strong>', page)
+    assert not re.search(r"<strong>\d+\. ", page)
     monkeypatch.chdir("/")  # it is found from anywhere, as the front is
     scenario, name = option_of(tmp_path / "out", first)
     assert name == others[0]["option"]

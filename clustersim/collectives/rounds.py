@@ -53,7 +53,14 @@ Maker = Callable[[str, int, int], RoundSteps]
 
 
 def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker, apart: tuple[Apart, ...] = ()) -> Algorithm:
-    """The row of an algorithm in rounds. Between nodes an edge goes by its sender's nearest NIC."""
+    """The row of an algorithm in rounds. Between nodes an edge goes by its sender's nearest NIC.
+
+    Parameters
+    ----------
+    name, kinds, apart : of the row (:class:`~clustersim.collectives.base.Algorithm`).
+    make : ``(kind, members, root)`` -> :class:`RoundSteps`, who sends which pieces to whom in each :class:`Round`. It
+        raises :class:`~clustersim.core.errors.ProgramError` for a group that the algorithm does not take.
+    """
     made_steps = lru_cache(maxsize=32)(make)
 
     def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:

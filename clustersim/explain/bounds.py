@@ -108,7 +108,7 @@ def warnings(timeline: Timeline, facts: RunFacts = UNKNOWN) -> list[str]:
         *_busy_links(timeline),
         *_slow_ranks(timeline),
         *_memory(facts.peak_memory_bytes, facts.memory.device_bytes),
-        *_left_out(timeline),
+        *left_out(timeline),
     ]
 
 
@@ -116,7 +116,13 @@ UNCOUNTED = "its time is in no figure"
 """How the reason ends for which a reader of profiles left out what the GPU did."""
 
 
-def _left_out(timeline: Timeline) -> list[str]:
+def transfers_unknown(timeline: Timeline) -> bool:
+    """Whether collectives were seen and none could be read: what is transferring, and who waits, is then not nothing,
+    but not known."""
+    return any(UNCOUNTED in name for name in timeline.stats) and all(op.kind == "compute" for op in timeline.ops)
+
+
+def left_out(timeline: Timeline) -> list[str]:
     """What the GPU did and a profile does not tell enough of: shares are of the rest."""
     reasons = {name.removeprefix("skipped: "): count for name, count in timeline.stats.items() if UNCOUNTED in name}
     return [f"left out {int(count)}: {reason}; shares are of the rest" for reason, count in reasons.items()]

@@ -20,6 +20,7 @@ from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.errors import few
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
+from clustersim.explain.bounds import left_out
 from clustersim.explain.metrics import has_steps, steady_window
 from clustersim.explain.per_step import per_step
 from clustersim.explain.pieces import workers
@@ -85,7 +86,8 @@ def compare(a: Timeline, b: Timeline) -> RunDifference:
     before, after = (steady_window(run).step_time for run in (a, b))
     without = [name for name, run in (("A", a), ("B", b)) if not has_steps(run)]
     has_any = len(without) < 2
-    text = [*_ranks_compared(a, b), *_text(states, before, after, a_step=" a step" if has_any else "")]
+    lost = [f"{name}: {text}" for name, run in (("A", a), ("B", b)) for text in left_out(run)]
+    text = [*_ranks_compared(a, b), *lost, *_text(states, before, after, a_step=" a step" if has_any else "")]
     if has_any:
         text += [f"{name} has no steps: from its first span to its last counts as one" for name in without]
     return RunDifference(ops, states, before, after, text, has_any)

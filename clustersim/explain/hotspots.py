@@ -78,8 +78,9 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
     history = _histories(timeline, window)
     carried, peak = (np.array([h[k] for h in history] + [0.0])[link_parts.of] for k in (0, 1))
     utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
+    kind, alike = _kinds(link_parts.of, bandwidth)
     order = np.argsort(-utilisation, kind="stable")[: int((utilisation > 0).sum())]
-    order = order[np.sort(np.unique(link_parts.of[order], return_index=True)[1])][:top]
+    order = order[np.sort(np.unique(kind[order], return_index=True)[1])][:top]
     part_of = link_parts.of[order].tolist()
     users = [_users_of(timeline, moved, link_parts.loads[part], link_parts.weights[part]) for part in part_of]
     heat = np.array([history[part][2] for part in part_of]).reshape(-1, BINS)
@@ -90,17 +91,17 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
         "peak": peak[order] / bandwidth[order],
         "users": np.array([names for names, _ in users]).reshape(-1, USERS),
         "user_share": np.array([shares for _, shares in users]).reshape(-1, USERS),
-        "alike": _alike(link_parts.of, bandwidth)[order],
+        "alike": alike[kind[order]],
         "heat": heat / bandwidth[order][:, None],
         "all_utilisation": utilisation,
     }
 
 
-def _alike(part_of: Ints, bandwidth: Floats) -> Ints:
-    """(links,) how many have a link's history and line rate: of other rates they are less full, or more."""
+def _kinds(part_of: Ints, bandwidth: Floats) -> tuple[Ints, Ints]:
+    """(links,) the kind of each, and (kinds,) how many are of it: those with one history and one line rate, for of
+    another rate a link is less full, or more."""
     _, kind, count = np.unique(np.stack([part_of, bandwidth]), axis=1, return_inverse=True, return_counts=True)
-    alike: Ints = count[kind.reshape(-1)]
-    return alike
+    return kind.reshape(-1), count
 
 
 class _Moved:

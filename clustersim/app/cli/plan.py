@@ -91,10 +91,12 @@ def _print(title: str, result: PlanAnswer, out: Path, wrote: list[str]) -> None:
     console.print(number_table(title, ("option", *figures), _numbered(enumerate(result.front, 1))))
     if len(result.places) > 1:
         _print_places(console, result, figures)
-    if rivals := [numbered for numbered in result.numbered_alternatives() if numbered[0]]:
+    if rivals := [numbered for numbered in result.numbered_others() if numbered[0]]:
         console.print(
             number_table(
-                "the best with another degree, strategy or dtype",
+                "tempting, or the best with another degree, strategy or dtype"
+                if result.tempting
+                else "the best with another degree, strategy or dtype",
                 ("option", *figures),
                 _numbered(rivals),
             )

@@ -23,7 +23,8 @@ COLOURS = {
     "optimizer": palette["optimizer"],
     "copies": palette["gradient"],
     "exposed communication": palette["communication"],
-    "idle": palette["other"],
+    "bubble": "#C9CED3",
+    "host, other": palette["other"],
 }
 """Of the parts that efficiency is lost to, as phases are coloured elsewhere."""
 

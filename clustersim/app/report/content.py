@@ -23,6 +23,7 @@ from clustersim.core.texts import headline
 from clustersim.core.timeline import OWN_PACES, Timeline
 from clustersim.core.tomls import flat, plainly
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
+from clustersim.explain.bounds import transfers_unknown
 from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.critical_path import CriticalPath
 from clustersim.explain.explain import KNOWN, NOTHING, explain, late_words, reach, weighed_again
@@ -30,6 +31,7 @@ from clustersim.explain.hotspots import hotspots
 from clustersim.explain.metrics import a_step, has_steps, step_word
 from clustersim.explain.pieces import servers, workers
 from clustersim.explain.pipeline import has_pipeline
+from clustersim.explain.stalls import costliest
 from clustersim.explain.waterfall import Waterfall, pace_note
 from clustersim.explain.waterfall import table as percent
 from clustersim.studies.what_if.otherwise import each_change, otherwise
@@ -38,6 +40,7 @@ from clustersim.studies.what_if.turned import short
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from clustersim.explain.stalls import Causes
     from clustersim.scenario.run.running import Prepared
 
 PATH_ROWS = 12
@@ -90,7 +93,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         split=_split(run),
         gantts=gantts,
         legend=legend([chart.svg for chart in gantts]),
-        stalls=_stalls(explanation.stalls),
+        stalls=_stalls(explanation.stalls, explanation.charged, step_word(timeline)),
         hotspots=_hotspots(run, (table.begin, table.end)),
         **_path(timeline, explanation.critical_path),
         reach=_reach(timeline, explanation.critical_path, table.step_time_s),
@@ -107,7 +110,7 @@ def _figures(timeline: Timeline, facts: RunFacts, table: Breakdown) -> Iterator[
     mean = table.over(workers(timeline))
     figures = {**facts.figures, "step_time_s": table.step_time_s}
     for figure in shown_in("report"):
-        if figure.key == "bytes_sent_per_gpu":
+        if figure.key == "bytes_sent_per_gpu" and not transfers_unknown(timeline):
             yield from _states(table, mean)
         if figure.key in figures:
             whole = figure.key == "step_time_s" and not has_steps(timeline)
@@ -137,7 +140,10 @@ def _breakdown(timeline: Timeline, table: Breakdown, late: str) -> PagePart:
     groups = plots.working_groups(timeline, table)
     svgs = both(lambda: plots.breakdown(table, groups=groups, word=step_word(timeline)), "shares")
     apart = [_servers(table, servers(timeline)), f"{late[0].upper()}{late[1:]}." if late else ""]
-    return PagePart(rows, svgs, [format_time(hidden), share, " ".join(filter(None, apart))])
+    took = f"{format_time(hidden)} of communication{a_step(timeline)} ({share})"
+    told = f"Beside the states: {took} is hidden behind kernels."
+    unknown = "What is transferred, and who waits for it, is not known: the collectives were left out."
+    return PagePart(rows, svgs, [unknown if transfers_unknown(timeline) else told, " ".join(filter(None, apart))])
 
 
 def _servers(table: Breakdown, ranks: Ints) -> str:
@@ -198,9 +204,21 @@ def _gantts(run: SavedRun) -> list[PageChart]:
     return [PageChart(name, gantt_pair(timeline, a, b, f"Gantt chart: {name.lower()}")) for name, a, b in windows]
 
 
-def _stalls(lost: Columns) -> list[tuple[str, ...]]:
+def _stalls(lost: Columns, charged: Causes | None, word: str) -> PagePart:
+    """The causes that cost most, none that reads as nothing; the note says how many are left out, and their cost."""
     rows = zip(*(lost[name].tolist() for name in ("cause", "cost_s", "share", "text")), strict=True)
-    return [(cause, format_time(cost), f"{share:.1%}", text.split(" Cost: ")[0]) for cause, cost, share, text in rows]
+    told = [
+        (cause, format_time(cost), f"{share:.1%}", text.split(" Cost: ")[0])
+        for cause, cost, share, text in rows
+        if share >= SHOWN
+    ]
+    others = [] if charged is None else costliest(charged)[len(told) :]
+    if charged is None or not others:
+        return PagePart(told)
+    cost = sum(charged.share(charge) for charge in others)
+    sum_text = f"{cost:.1%}" if cost >= SHOWN else "less than 0.05%"
+    count_text = f"{len(others):,} {'cause' if len(others) == 1 else 'causes'} {'more ' if told else ''}"
+    return PagePart(told, note=f"Left out: {count_text}of {sum_text} of the {word}{' together' if others[1:] else ''}.")
 
 
 def _hotspots(run: SavedRun, window: tuple[float, float]) -> PagePart | None:

@@ -36,7 +36,7 @@ class PageTable(msgspec.Struct, frozen=True):
 
 
 class PageSection(msgspec.Struct, frozen=True):
-    """A part of the page. items : (what in bold, text)."""
+    """A part of the page. items : (what in bold, text). numbers : of items, where they have some; 0 of one without."""
 
     id: str
     heading: str
@@ -44,6 +44,7 @@ class PageSection(msgspec.Struct, frozen=True):
     svgs: Sequence[Markup] = ()
     items: Sequence[tuple[str, str]] = ()
     grid: PageTable | None = None
+    numbers: Sequence[int] = ()
 
 
 def kept(sections: Sequence[PageSection]) -> list[PageSection]:

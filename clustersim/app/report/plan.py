@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -19,7 +20,7 @@ from clustersim.app.report.pages import (
     number,
     speed_and_cost,
 )
-from clustersim.studies.plan.rows import BEST_OF_PLACES, PlanAnswer
+from clustersim.studies.plan.rows import BEST_OF_PLACES, PlanAnswer, ReasonedRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +30,9 @@ def plan_page(answer: PlanAnswer) -> Page:
     """The page of a plan's answer."""
     fates = ", ".join(f"{n:,} {label}" for label, n in answer.counts.items() if n)
     counted = f"{answer.combined:,} combinations, {sum(answer.counts.values()):,} options: {fates}."
+    numbered = list(answer.numbered_others())
+    tempting = numbered[: len(answer.tempting)]
+    others = numbered[len(answer.tempting) :]
     sections = [
         _front(answer),
         _places(answer),
@@ -36,14 +40,9 @@ def plan_page(answer: PlanAnswer) -> Page:
         _made(answer),
         *robust(answer),
         *failures(answer),
-        PageSection(
-            "tempting",
-            "Better, if predictions hold",
-            ["Measure before taking one of these."],
-            items=[(row.option, row.why) for row in answer.tempting],
-        ),
+        _listed("tempting", "Better, if predictions hold", tempting, "Measure before taking one of these."),
         _scaling(answer),
-        PageSection("not", "Why not the others", items=_others(answer)),
+        _listed("not", "Why not the others", others),
         PageSection("launch", "Launch it", items=_launch(answer)),
         PageSection("assumed", "Assumptions", items=[("", text) for text in answer.assumptions]),
         PageSection("all", "All options", [counted], grid=_plan_options(answer)),
@@ -60,8 +59,9 @@ def _front(answer: PlanAnswer) -> PageSection:
         "Worth having",
         [sentence] if front.rows else [],
         both(lambda: front_figure(answer), "front"),
-        [(f"{number}. {row.option}", row.why) for number, row in enumerate(answer.front, 1)],
+        [(row.option, row.why) for row in answer.front],
         front,
+        range(1, len(answer.front) + 1),
     )
 
 
@@ -75,11 +75,10 @@ def _launch(answer: PlanAnswer) -> list[tuple[str, str]]:
     ]
 
 
-def _others(answer: PlanAnswer) -> list[tuple[str, str]]:
-    """What is told beside the front, what was run with the number that --option takes."""
-    return [
-        (f"{number}. {row.option}" if number else row.option, row.why) for number, row in answer.numbered_alternatives()
-    ]
+def _listed(id: str, heading: str, numbered: Sequence[tuple[int, ReasonedRow]], *words: str) -> PageSection:
+    """Options beside the front and why they are there; what was run with the number that --option takes."""
+    items = [(row.option, row.why) for _, row in numbered]
+    return PageSection(id, heading, words, items=items, numbers=[place for place, _ in numbered])
 
 
 def _map(answer: PlanAnswer) -> PageSection:

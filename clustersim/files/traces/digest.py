@@ -12,11 +12,11 @@ import numpy as np
 from clustersim.collectives.base import bus_factor
 from clustersim.core.program import COMM_STREAM, DATA_LOADER
 from clustersim.core.timeline import Timeline
+from clustersim.explain.bounds import transfers_unknown
 from clustersim.explain.last_rank import last_to_most
 from clustersim.explain.metrics import SteadyWindow, steady_window
 from clustersim.explain.occupancy import occupancy, whole_window
 from clustersim.files.traces.joining import skipped_of
-from clustersim.files.traces.profiled import UNNAMED, UNSHAPED
 from clustersim.files.traces.samples import Sample, Samples
 
 LAUNCH_BOUND = 0.25
@@ -128,7 +128,7 @@ def of_run(run: Timeline) -> RunDigest:
     )
     collectives = _collectives(run)
     skipped = skipped_of(run)
-    if not collectives and any(reason == UNNAMED or reason.startswith(UNSHAPED) for reason in skipped):
+    if transfers_unknown(run):
         comm, waits, exposed, beside_nothing = ([], [], [], [])
     return RunDigest(
         source=run.source,

@@ -35,6 +35,7 @@ class _OtherOption(msgspec.Struct, frozen=True):
 
 class _NumberedRows(msgspec.Struct, frozen=True):
     front: list[_PlanScenario]
+    tempting: list[_OtherOption] = []
     alternatives: list[_OtherOption] = []
 
 
@@ -52,7 +53,7 @@ def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple
         raise ScenarioError(f"{file}: has no front; did any option fit?")
     others = [
         _PlanScenario(other.scenario, other.path, other.option)
-        for other in answer.alternatives
+        for other in (*answer.tempting, *answer.alternatives)
         if not isinstance(other.scenario, msgspec.UnsetType)
     ]
     rows = [*answer.front, *others]

@@ -61,16 +61,10 @@ def told(plan: PlanFile, searched: SearchResult, path: str | Path = "plan.toml")
         unit="tokens" if searched.tokens else "samples",
         front=[_chosen(plan, searched, option, path) for option in searched.front],
         tempting=[
-            ReasonedRow(**_row(option, searched), why=why_tempting(option, searched)) for option in searched.tempting
+            _reasoned(plan, searched, option, why_tempting(option, searched), path) for option in searched.tempting
         ],
         alternatives=[
-            ReasonedRow(
-                **_row(alternative, searched),
-                why=why_lost(alternative, searched),
-                scenario=override(base(plan), alternative.candidate.changes) if alternative.rate else UNSET,
-                path=str(path) if alternative.rate else "",
-            )
-            for alternative in alternatives(searched)
+            _reasoned(plan, searched, option, why_lost(option, searched), path) for option in alternatives(searched)
         ],
         warnings=[
             *too_close(searched),
@@ -103,8 +97,9 @@ def kept(answer: PlanAnswer, out: Path) -> PlanAnswer:
         return structs.replace(row, path=path)
 
     places = [row if row.best is None else structs.replace(row, best=moved(row.best)) for row in answer.places]
-    rivals = [moved(row) for row in answer.alternatives]
-    return structs.replace(answer, front=[moved(row) for row in answer.front], alternatives=rivals, places=places)
+    front = [moved(row) for row in answer.front]
+    tempting, rivals = ([moved(row) for row in rows] for rows in (answer.tempting, answer.alternatives))
+    return structs.replace(answer, front=front, tempting=tempting, alternatives=rivals, places=places)
 
 
 def _places(plan: PlanFile, found: SearchResult, path: str | Path) -> Iterator[PlaceRow]:
@@ -130,6 +125,16 @@ def _chosen(plan: PlanFile, searched: SearchResult, option: PlanOption, path: st
         path=str(path),
         tokens_per_step=round(option.rate * option.step_s) if searched.tokens else None,
         why=why_on_front(option, searched) if option.on_front else "",
+    )
+
+
+def _reasoned(plan: PlanFile, searched: SearchResult, option: PlanOption, why: str, path: str | Path) -> ReasonedRow:
+    """An option beside the front; of one that was run with its scenario, so that it can be run again."""
+    return ReasonedRow(
+        **_row(option, searched),
+        why=why,
+        scenario=override(base(plan), option.candidate.changes) if option.rate else UNSET,
+        path=str(path) if option.rate else "",
     )
 
 

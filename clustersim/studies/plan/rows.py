@@ -202,11 +202,11 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     places: list[PlaceRow] = []
     untried: list[str] = []
 
-    def numbered_alternatives(self) -> Iterator[tuple[int, ReasonedRow]]:
-        """The alternatives with the numbers that ``--option`` takes: those that were run, behind the front's; 0 of
-        others, which have none."""
+    def numbered_others(self) -> Iterator[tuple[int, ReasonedRow]]:
+        """What is tempting, then the alternatives, with the numbers that ``--option`` takes: those that were run,
+        behind the front's; 0 of others, which have none."""
         number = len(self.front)
-        for row in self.alternatives:
+        for row in (*self.tempting, *self.alternatives):
             is_run = row.scenario is not UNSET
             number += is_run
             yield (number if is_run else 0), row

@@ -282,10 +282,11 @@ def alternatives(searched: SearchResult) -> list[PlanOption]:
     for option in searched.front:
         candidate = option.candidate
         front_families.add(("sort", candidate.machine.label, candidate.nodes, candidate.form.sort))
-    shown = {_but_passes(option) for option in searched.options if option.on_front or option.tempting}
+    told = [option for option in searched.options if option.on_front or option.tempting]
+    shown = {(_but_passes(option), has_room) for option in told for has_room in {False, option.has_room}}
     best: dict[object, PlanOption] = {}
     for option in searched.options:
-        if _but_passes(option) in shown:
+        if (_but_passes(option), option.has_room) in shown:  # what has room is told beside what may run out of memory
             continue
         for key in _sorts(option, searched) if searched.split else [option.candidate.form.family]:
             if key not in front_families and (key not in best or _roomy_rank(option) < _roomy_rank(best[key])):

@@ -20,7 +20,8 @@ PARTS = {
     "optimizer": ("optimizer",),
     "copies": ("gradient", "input", "other"),
     "exposed communication": ("exposed_communication",),
-    "idle": ("idle", "bubble"),
+    "bubble": ("bubble",),
+    "host, other": ("idle",),
 }
 """What a step's time is split into, by phases of the summary."""
 
@@ -151,7 +152,7 @@ def _why(part: str, point: ScalingPoint, first: ScalingPoint, kind: Kind) -> str
         return f"kernels of smaller micro-batches ({point.micro_batch}, not {first.micro_batch})"
     if part == "kernels":
         return "kernels, which transfers beside them slow down"
-    if part in {"exposed communication", "optimizer"} and kind == "strong" and point.passes < first.passes:
+    if part in {"exposed communication", "optimizer", "bubble"} and kind == "strong" and point.passes < first.passes:
         return f"{part}, over {point.passes} passes instead of {first.passes}"
     return part
 
