@@ -212,3 +212,31 @@ def test_a_size_of_images_that_is_none_is_refused(pixels):
 def test_programs_of_images_are_refused_by_name(command, title):
     with pytest.raises(ScenarioError, match=f"is of {title}, whose files are not read"):
         read(("run.sh", command))
+
+
+# ---- threads of ranks that update on the host -----------------------------------------------------------------------
+
+AWAY = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": true}}'
+COMMAND = f"{TRAIN} --deepspeed ds.json"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "threads", "bound", "noted"),
+    [
+        ("torchrun --nproc_per_node 8", None, False, False),
+        ("deepspeed --num_gpus 8", None, False, True),
+        ("export OMP_NUM_THREADS=12\ndeepspeed --num_gpus 8", 12, False, False),
+        ("OMP_NUM_THREADS=12 torchrun --nproc_per_node 8", 12, False, False),
+        ("OMP_NUM_THREADS=12 deepspeed --bind_cores_to_rank --num_gpus 8", None, True, False),
+        ("accelerate launch --num_processes 8 --num_cpu_threads_per_process 6", 6, False, False),
+    ],
+)
+def test_threads_of_an_optimizer_on_the_host_are_those_of_its_launcher(launcher, threads, bound, noted):
+    """They were left out without a word, where a third of the step is an optimizer on one thread a rank."""
+    made = read(("train.sh", f"{launcher} {COMMAND}\n"), ("ds.json", AWAY))
+    strategy = made.scenario.config
+    assert (strategy.host_threads, strategy.bind_cores) == (threads, bound)
+    assert any("sets no OMP_NUM_THREADS" in note for note in made.notes) == noted
+    on_gpus = read(("train.sh", f"{launcher} {COMMAND}\n"), ("ds.json", ZERO_3))  # where they change nothing
+    assert on_gpus.scenario.config.host_threads is None
+    assert not any("OMP_NUM_THREADS" in note for note in on_gpus.notes)

@@ -26,6 +26,7 @@ from clustersim.files.launch import (
     shell,
     unread,
 )
+from clustersim.files.launch.launcher_sizes import Launch
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Document:
     written : configurations that a script writes itself. given : names of scripts beside it that it read or ran.
     alone : the launcher, where it starts ranks on its own node alone, unless somebody says more.
     text : of a program, whose options are not read yet, and of a YAML, whose comments may say how it is launched.
-    environment : variables that a script hands to what it starts.
+    environment : variables that a script hands to what it starts. launch : its command taken apart; None of a file that
+    is no script.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Document:
     text: str = ""
     alone: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    launch: Launch | None = None
 
 
 def documents(files: Sequence[str | Path | Document]) -> list[Document]:
@@ -304,6 +307,7 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     set_for_all = {**script.variables, **environment.among(script.command)}
     parsed.notes += [f"{name}: {note}" for note in [*launch.notes, *environment.unplayed(set_for_all)]]
     parsed.environment = environment.handed_on(text, script.variables)
+    parsed.launch = launch
     for field_name, (option, value) in launch.machine.items():
         parsed.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))
     for option, given in launch.options.items():

@@ -9,6 +9,7 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch import (
     adapters,
+    host_work,
     litgpt,
     megatron_adapters,
     seeing,
@@ -49,6 +50,7 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
     notes += seeing.taken(options, fields, used, parts.model, parts.folder)
     if table.name == "nemo":
         refuse_overridden(parts.files)
+    notes += host_work.taken(parts.files, fields, used)
     left = others(table, options, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
