@@ -16,6 +16,7 @@ from player import link_use
 import clustersim
 from clustersim.app import plots
 from clustersim.app.plots.animation import _HEIGHT, _WIDTH, _RingDrawing, film, film_frame
+from clustersim.app.plots.campaign import ledger
 from clustersim.app.plots.dimensions import mesh_on_machine
 from clustersim.app.plots.drawing import narrow
 from clustersim.app.plots.heat import binned
@@ -32,6 +33,7 @@ from clustersim.explain.waterfall import Waterfall
 from clustersim.explain.where import where
 from clustersim.scenario.run.mesh_table import drawable
 from clustersim.scenario.run.parts import placed
+from clustersim.studies.campaign.answer import LedgerPart
 
 STATES = (
     "compute-bound",
@@ -438,6 +440,16 @@ def test_figures_of_a_waterfall_keep_off_their_names_on_a_phone():
         texts = [text.get_window_extent() for text in axes.texts]
     assert min(text.x0 for text in texts) >= frame.x0
     assert max(text.x1 for text in texts) <= frame.x1 + 10
+
+
+def test_every_part_of_a_ledger_that_is_seen_has_its_colour_in_the_legend_and_none_is_less_than_nothing():
+    """Of two failures in seven weeks the lower bar had five colours, and the legend three; and days "-0.00"."""
+    days = {"productive": 47.42, "step variation": -1e-9, "checkpoint stalls": 0.03, "restart": 0.008, "loading": 1e-7}
+    parts = {name: LedgerPart(length, length / 47.46) for name, length in days.items()}
+    figure = ledger(parts)
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["productive 47.42 d", "checkpoint stalls 0.03 d", "restart 0.01 d"]
+    assert "-0.00" not in plots.alt_text(figure)
 
 
 def test_what_is_not_recorded_has_a_mark_that_is_seen():

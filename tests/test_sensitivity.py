@@ -13,13 +13,14 @@ from msgspec import to_builtins
 from clustersim import scenario
 from clustersim.app import plots
 from clustersim.app.cli import cli
+from clustersim.app.plots.drawing import narrow
 from clustersim.app.report.study import study_html
 from clustersim.core.device import Speed, device, faster
 from clustersim.core.errors import ProgramError
 from clustersim.scenario.run.running import prepare
 from clustersim.studies import sensitivity
 from clustersim.studies.sensitivity import ScalingPoint, break_even, curve, last_worthwhile, tornado
-from clustersim.studies.sensitivity.turned import CLOSE, KNOBS
+from clustersim.studies.sensitivity.turned import CLOSE, KNOBS, Swing
 from clustersim.studies.what_if.rerun import rerun_step, step_time
 
 SMALL = {"run.jitter": 0.0, "run.steps": 3, "cluster.gpus_per_node": 2}
@@ -146,6 +147,22 @@ def test_the_first_doubling_that_does_not_pay_is_told():
 
 
 # ---- pictures, pages, the command ------------------------------------------------------------------------------------
+
+
+def test_on_a_phone_no_word_of_a_picture_is_on_another():
+    """ "-14.4%" was on the name of its number, and the two titles of scaling on each other."""
+    swings = [Swing("latency of transfers", 3.7, 5.2, 0.144, 0.217), Swing("GPU compute", 3.6, 5.3, 0.139, 0.2)]
+    points = [ScalingPoint(n, gpus=8 * n, rate=10.0 * n, efficiency=1.0) for n in (1, 2, 4, 8)]
+    with narrow():
+        tornado_axes = plots.tornado(swings, 0.2).axes[0]
+        scaling = plots.efficiency_losses({"strong": points, "weak": points})
+    tornado_axes.figure.canvas.draw()
+    name_end = max(label.get_window_extent().x1 for label in tornado_axes.get_yticklabels())
+    assert min(text.get_window_extent().x0 for text in tornado_axes.texts) > name_end
+    scaling.canvas.draw()
+    left, right = (axes._left_title.get_window_extent() for axes in scaling.axes)
+    assert left.x1 < right.x0
+    assert right.x1 <= scaling.bbox.width
 
 
 def test_pictures_say_in_words_what_they_show(said):

@@ -31,6 +31,8 @@ COLOURS = {
     "lost work": palette["backward"],
 }
 """Of the parts of a ledger; training is productive as long as it is kept."""
+SEEN = 0.002
+"""Share of a bar from which a part is seen, and has its colour in the legend."""
 
 LAW = "closed form (Daly), planned stops and waits left out"
 
@@ -89,9 +91,10 @@ def ledger(parts: Mapping[str, LedgerPart], title: str | None = None, *, ax: Axe
     axes.set_xticks([])
     axes.set_xlim(0, 1)
     axes.set_yticks([1.0, 0.0], [f"all {total:,.1f} days", f"the other {rest_total:,.1f}"], fontsize=10)
-    named = {f"{name} {part.days:,.2f} d": COLOURS[name] for name, part in parts.items() if part.share > 5e-4}
+    least = {name: SEEN * (rest_total if name in rest else total) for name in parts}  # of the bar where it is larger
+    named = {f"{name} {part.days:z,.2f} d": COLOURS[name] for name, part in parts.items() if part.days > least[name]}
     _legend(figure, ax, axes, named)
-    caption = ", ".join(f"{name} {part.days:,.2f} days" for name, part in parts.items())
+    caption = ", ".join(f"{name} {part.days:z,.2f} days" for name, part in parts.items())
     return titled(figure, title, f"Where {total:,.1f} days went: {caption}.", ax)
 
 

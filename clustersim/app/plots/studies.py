@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, new_figure, plain_axes, titled
+from clustersim.app.plots.drawing import (
+    Axes,
+    Figure,
+    drawn_on,
+    is_narrow,
+    legend_below,
+    new_figure,
+    plain_axes,
+    titled,
+)
 from clustersim.app.plots.lines import Axis, lines
 from clustersim.app.plots.style import FAINT, INK, QUIET, palette, series
 from clustersim.core.errors import ProgramError
@@ -52,7 +61,7 @@ def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, 
     axes.axvline(0.0, color=QUIET, lw=1.0)
     axes.set_yticks(rows, [swing.knob for swing in swings], fontsize=10)
     axes.set_xticks([])
-    axes.margins(x=0.16)
+    axes.margins(x=0.36 if is_narrow(figure) else 0.16)  # a label beside the longest bar, and none on the names
     axes.set_title("change of the step time", loc="left", fontsize=10, color=INK)
     legend_below(figure, ax, axes, ncols=2, fontsize=9)
     caption = "; ".join(
@@ -101,7 +110,8 @@ def efficiency_losses(curves: Mapping[str, Sequence[ScalingPoint]], title: str |
     panels = figure.subplots(1, len(valid), squeeze=False)[0]
     for axes, (name, points) in zip(panels, valid.items(), strict=True):
         _stacked(axes, points)
-        axes.set_title(f"{name} scaling: share of ideal throughput", loc="left", fontsize=10, color=INK)
+        heading = "scaling:\nshare of ideal" if is_narrow(figure) else "scaling: share of ideal throughput"
+        axes.set_title(f"{name} {heading}", loc="left", fontsize=10, color=INK)
     handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     loss_texts = {

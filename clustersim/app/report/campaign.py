@@ -113,7 +113,7 @@ def _money(usd: float) -> str:
 def _ledger(answer: CampaignAnswer) -> PageTable | None:
     if not answer.finishes:
         return None
-    rows = [[part, f"{part_of.days:,.2f}", f"{part_of.share:.2%}"] for part, part_of in answer.ledger.items()]
+    rows = [[part, f"{part_of.days:z,.2f}", f"{part_of.share:z.2%}"] for part, part_of in answer.ledger.items()]
     return PageTable([("part", False), ("days", True), ("share", True)], rows)
 
 
