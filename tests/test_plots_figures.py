@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from io import BytesIO
 
 import msgspec
 import numpy as np
@@ -450,6 +451,19 @@ def test_every_part_of_a_ledger_that_is_seen_has_its_colour_in_the_legend_and_no
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told == ["productive 47.42 d", "checkpoint stalls 0.03 d", "restart 0.01 d"]
     assert "-0.00" not in plots.alt_text(figure)
+
+
+@pytest.mark.filterwarnings("error")  # where nothing is left for the bars, the legend is drawn on them
+def test_a_bar_on_a_phone_is_as_high_as_its_words_however_long_the_legend_is():
+    """A bar of eight pixels, with half of "62%" on it, stood above a legend of four rows."""
+    seconds = np.full((2, len(STATES)), 1.0 / len(STATES))
+    table = Breakdown(list(STATES), np.arange(2), seconds, seconds, np.zeros(2), begin=0.0, end=1.0, steps=1)
+    with narrow():
+        figure = plots.breakdown(table, groups={"now": np.arange(2)})
+    figure.savefig(BytesIO())  # which lays it out
+    (axes,) = figure.axes
+    heights = [bar.get_window_extent().height for bar in axes.patches]
+    assert min(heights) > max(text.get_window_extent().height for text in axes.texts)
 
 
 def test_what_is_not_recorded_has_a_mark_that_is_seen():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -156,10 +157,10 @@ def test_on_a_phone_no_word_of_a_picture_is_on_another():
     with narrow():
         tornado_axes = plots.tornado(swings, 0.2).axes[0]
         scaling = plots.efficiency_losses({"strong": points, "weak": points})
-    tornado_axes.figure.canvas.draw()
+    tornado_axes.figure.savefig(BytesIO())  # which lays it out
     name_end = max(label.get_window_extent().x1 for label in tornado_axes.get_yticklabels())
     assert min(text.get_window_extent().x0 for text in tornado_axes.texts) > name_end
-    scaling.canvas.draw()
+    scaling.savefig(BytesIO())
     left, right = (axes._left_title.get_window_extent() for axes in scaling.axes)
     assert left.x1 < right.x0
     assert right.x1 <= scaling.bbox.width

@@ -180,6 +180,10 @@ def inches_wide(axes: Axes) -> float:
     return float(figure.get_figwidth() * axes.get_position().width / 0.775 * 0.8)
 
 
+ENTRY = 0.17
+"""Inches that a row of a legend takes."""
+
+
 def legend_below(
     figure: Figure,
     ax: Axes | None,
@@ -198,6 +202,8 @@ def legend_below(
     if ax is None:
         if is_narrow(figure):
             options["ncols"] = min(len(handles), columns_of(figure, 2))
+            rows = -(-len(handles) // max(options["ncols"], 1))
+            figure.set_figheight(figure.get_figheight() + max(rows - 1, 0) * ENTRY)  # not taken from the bars
         options["handles"] = in_rows(options["handles"], options.get("ncols", 1))
         figure.legend(**options | {"loc": f"outside {side}"})
         return

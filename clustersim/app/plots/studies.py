@@ -61,7 +61,7 @@ def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, 
     axes.axvline(0.0, color=QUIET, lw=1.0)
     axes.set_yticks(rows, [swing.knob for swing in swings], fontsize=10)
     axes.set_xticks([])
-    axes.margins(x=0.36 if is_narrow(figure) else 0.16)  # a label beside the longest bar, and none on the names
+    axes.margins(x=0.5 if is_narrow(figure) else 0.16)  # a label beside the longest bar, and none on the names
     axes.set_title("change of the step time", loc="left", fontsize=10, color=INK)
     legend_below(figure, ax, axes, ncols=2, fontsize=9)
     caption = "; ".join(
