@@ -13,10 +13,12 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import ROOT
 
 import clustersim
 from clustersim import fabrics, simulate
+from clustersim.app.cli import cli
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.rounds import Round, RoundSteps, in_rounds, rounds_algorithm
 from clustersim.core.errors import ClusterSimError, ModelError, PluginError, ScenarioError
@@ -99,6 +101,15 @@ def asked(*commands, path=OWN):
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(("algorithm", "known"), [("Ring", True), ("halving_doubling", False)])
+def test_an_algorithm_that_nccl_has_not_has_no_range_of_published_times(algorithm, known):
+    """Of one's own it was "half of published times of this machine within 2 %"."""
+    words = ["collective", "all_reduce", "--topology", "hgx-h100", "--size", "64M", "--algorithm", algorithm]
+    told = CliRunner().invoke(cli, words, catch_exceptions=False).output
+    assert ("half of published times" in told) == known
+    assert (f"trust: not known: NCCL has no {algorithm} of all_reduce" in told) != known
 
 
 def test_parts_of_an_installed_package_are_used_by_name_in_every_command():

@@ -228,20 +228,24 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
         algorithm=plan.algorithm,
         protocol=plan.protocol,
         channels=plan.n_channels,
-        notes=list(_notes(request, group, settings)),
+        notes=list(_notes(request, group, settings, plan.algorithm)),
         fidelity=settings.fidelity,
         alternatives=why(request, group) if settings.why else msgspec.UNSET,
     )
 
 
-def _notes(request: Request, group: Group, settings: CollectiveOptions) -> Iterator[str]:
+def _notes(request: Request, group: Group, settings: CollectiveOptions, algorithm: str) -> Iterator[str]:
     """What is assumed of the machine, and how far NCCL's times may be off."""
+    from clustersim.collectives.nccl.ratings import KINDS
     from clustersim.core.ranges import collective_words, of_collective
 
     yield from (f"assumed: {text}" for text in group.topology.assumed)
     if settings.backend == "nccl" and request.nbytes:
         if settings.started:
             yield settings.started
+        if settings.algorithm is not None and algorithm not in KINDS.get(request.kind, (algorithm,)):
+            yield f"trust: not known: NCCL has no {algorithm} of {request.kind}, and ranges are of what it runs"
+            return
         around = of_collective(group.topology, request.nbytes, group.n_nodes, request.kind, group.size, group.launch)
         yield collective_words(around, request.nbytes, request.kind, group.n_nodes)
 
