@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import clustersim
 from clustersim import scenario
 from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ClusterSimError, ScenarioError
@@ -244,3 +245,22 @@ def test_a_script_that_may_start_no_processes_is_told_so_in_one_error(tmp_path, 
     last = done.stderr.splitlines()[-1]
     assert f"{script}:5: this starts processes" in last
     assert 'put the call under `if __name__ == "__main__":`, or give jobs=1' in last
+
+
+def test_a_sweep_and_a_plan_are_read_from_their_tables_as_a_scenario_is(tmp_path):
+    """A dict, which `load` takes, was "no sweep "{'base': ..."."""
+    tables = {
+        "base": "ddp_resnet50_1x8_v100",
+        "set": {"run": {"steps": 2}},
+        "axes": [{"key": "cluster.gpus_per_node", "values": [1, 2]}],
+    }
+    assert clustersim.sweep(tables, tmp_path / "sweep", jobs=1).computed == 2
+    with pytest.raises(ScenarioError, match=r"^sweep.toml: .*axes"):
+        clustersim.sweep(tables | {"axis": []}, tmp_path / "other", jobs=1)
+    plan = {
+        "model": {"name": "gpt2", "seq_len": 1024, "dtype": "bf16"},
+        "machines": [{"topology": "hgx-a100", "nodes": [1]}],
+        "batch": {"samples": [64, 64]},
+        "try": {"micro_batch_size": [8], "strategies": [{"kind": "ddp"}]},
+    }
+    assert clustersim.plan(plan, tmp_path / "plan", jobs=1).front

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clustersim.core.economics import GpuRates, Power, costs, rates, watts_per_gpu
+from clustersim.core.texts import Table
 from clustersim.scenario.file.plan_option import FILE, option_of
 from clustersim.studies.plan.answer import kept, told
 from clustersim.studies.plan.campaigns import with_campaign
@@ -17,7 +18,7 @@ from clustersim.studies.sweep.crews import Executor
 
 
 def plan(
-    what: str | Path | PlanFile,
+    what: str | Path | Table | PlanFile,
     out: str | Path,
     *,
     executor: Executor | None = None,
@@ -29,8 +30,8 @@ def plan(
 
     Parameters
     ----------
-    what : a plan's file, the name of a shipped one, or a :class:`PlanFile`. out : a folder; what is simulated is kept
-        there, so that a second call goes on. executor, jobs : as for :func:`clustersim.sweep`.
+    what : a plan's file, its tables as a dict, the name of a shipped one, or a :class:`PlanFile`. out : a folder; what
+        is simulated is kept there, so that a second call goes on. executor, jobs : as for :func:`clustersim.sweep`.
     exhaustive : simulate also what bounds rule out; the answer is the same. robust : say too what would be chosen if
         machines were as far from their predictions as published ones (:mod:`clustersim.studies.plan.robust`).
 

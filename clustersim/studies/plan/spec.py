@@ -191,8 +191,11 @@ class PlanFile(_StrictPlan, frozen=True, rename={"tried": "try"}):
     campaign: CampaignTable | None = None
 
 
-def load(path: str | Path) -> tuple[PlanFile, Path]:
-    """A plan and its file, by path or by shipped name. Raises :class:`ScenarioError`."""
+def load(path: str | Path | Table) -> tuple[PlanFile, Path]:
+    """A plan and its file, by path or by shipped name; of tables the file that errors name, ``plan.toml`` of this
+    folder. Raises :class:`ScenarioError`."""
+    if isinstance(path, dict):
+        return from_table(path), Path("plan.toml")
     plan_path = shipped_or_file(path, "plan")
     return from_table(read_toml(plan_path), plan_path), plan_path
 

@@ -72,7 +72,7 @@ class SweepOutcome(msgspec.Struct, frozen=True):
 
 
 def sweep(
-    source: str | Path | Sweep,
+    source: str | Path | Table | Sweep,
     out: str | Path,
     *,
     executor: Executor | None = None,
@@ -84,7 +84,8 @@ def sweep(
 
     Parameters
     ----------
-    source : a :class:`Sweep`, a file, or the name of a shipped one. out : folder of the rows, ``results.jsonl``.
+    source : a :class:`Sweep`, a file, its tables as a dict, or the name of a shipped one.
+    out : folder of the rows, ``results.jsonl``.
     executor : whatever has ``submit()`` and returns futures: an executor of ``concurrent.futures``, a Dask
         ``Client``, submitit's. None takes ``jobs`` processes of this machine (a script that calls this needs
         ``if __name__ == "__main__":``); ``jobs=1`` stays in this one.

@@ -183,8 +183,10 @@ class Sweep:
         return scenario.from_table(self.base, self.base_path, case.changes)
 
 
-def load(path: str | Path) -> Sweep:
-    """A sweep from a file, or a shipped one by name. Raises :class:`ScenarioError`."""
+def load(path: str | Path | Table) -> Sweep:
+    """A sweep from a file, a shipped one by name, or its tables. Raises :class:`ScenarioError`."""
+    if isinstance(path, dict):
+        return from_table(path)
     sweep_path = shipped_or_file(path, "sweep")
     return from_table(read_toml(sweep_path), sweep_path)
 
