@@ -143,10 +143,21 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str], *, on_the_host: b
     saving = f"{row.saving:.1f}x" if row.saving else ""
     out = either(likelihood(row.shown_range_bytes, row.shown_bytes, row.device_bytes), row.host)
     certain = row.verdict == DOES_NOT_FIT or not out
-    fits = FITTING[row.verdict] if certain else f"{1 - out:.0%}"
+    fits = FITTING[row.verdict] if certain else _chance(1 - out)
     state_bytes = f"{row.bytes_per_parameter:.0f}"
     host = [_host_cell(row.host)] if on_the_host else []
     return [state_bytes, states, saving, *part_cells, total, *host, fits, _largest_cell(row)]
+
+
+def _chance(likely: float) -> str:
+    """A likelihood that is neither nothing nor all, as a percentage that says neither.
+
+    >>> _chance(0.914), _chance(0.001), _chance(0.999)
+    ('91%', '<1%', '>99%')
+    """
+    if likely < 0.005:
+        return "<1%"
+    return ">99%" if likely >= 0.995 else f"{likely:.0%}"
 
 
 def _host_cell(host: HostMemory) -> str:
