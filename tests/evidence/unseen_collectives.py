@@ -79,4 +79,3 @@ def _with_range(row: PredictedRow) -> UnseenCollective:
         float(row.p50 or 0.0),
         float(row.p90 or 0.0),
     )
-
