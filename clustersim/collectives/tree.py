@@ -217,7 +217,7 @@ _SHARED = "streams of a pipeline share links, and the last ones to end wait for 
 APART = (
     Apart(
         frozenset({"all_reduce"}),
-        0.31,
+        0.30,
         "under NCCL's cap of a channel chunk's fill is that of slower links than its lanes hold: 0.2 ms on two nodes",
     ),
     Apart(frozenset({"broadcast"}), 0.08, _SHARED),

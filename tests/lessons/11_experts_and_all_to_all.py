@@ -54,7 +54,7 @@ makespans = {name: runs["all_to_all"].makespan for name, runs in played.items()}
 assert math.isclose(makespans["rails"], makespans["tree, spread by destination"], rel_tol=0.01)
 assert 1.3 < loss < 1.6
 between = [i for i in range(tree.n_links) if "spine" in tree.link_name(i)]
-assert max(loads) == max(loads[i] for i in between) > 0.95
+assert max(loads) == max(loads[i] for i in between) > 0.94
 assert min(loads[i] for i in between) < 0.8
 assert played["tree, ECMP"]["all_reduce"].makespan > 1.2 * played["rails"]["all_reduce"].makespan
 

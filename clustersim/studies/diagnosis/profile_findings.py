@@ -202,7 +202,8 @@ def _steps(run: Timeline) -> ProfiledSteps:
             loading[i, j] = (spans["end"] - spans["start"])[loader & in_step].sum()
             begun = spans["ready"][in_step & ~loader]  # a gather of parameters may come first
             if begun.size and before.any():
-                idle[i, j] = begun.min() - spans["end"][before].max()
+                # Parameters may be on their way still: how long says nothing of what begins the step.
+                idle[i, j] = max(0.0, begun.min() - spans["end"][before].max())
     transfers: StepTransfers = [[] for _ in numbers]
     index = {int(number): i for i, number in enumerate(numbers.tolist())}
     collectives = [op for op in run.ops if op.kind not in ("compute", "send", "recv")]
