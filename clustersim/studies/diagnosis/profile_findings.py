@@ -191,6 +191,7 @@ def _steps(run: Timeline) -> ProfiledSteps:
     numbers = numbers[1:] if len(numbers) > 2 else numbers
     work = np.array([op.kind == "compute" and op.stream == COMPUTE_STREAM for op in run.ops])[spans["op"]]
     loader = np.array([op.name == DATA_LOADER for op in run.ops])[spans["op"]]
+    gather = np.array([op.kind == "all_gather" for op in run.ops])[spans["op"]]
     busy = np.zeros((len(numbers), len(ranks)))
     idle = np.zeros_like(busy)
     loading = np.zeros_like(busy)
@@ -202,8 +203,9 @@ def _steps(run: Timeline) -> ProfiledSteps:
             loading[i, j] = (spans["end"] - spans["start"])[loader & in_step].sum()
             begun = spans["ready"][in_step & ~loader]  # a gather of parameters may come first
             if begun.size and before.any():
-                # Parameters may be on their way still: how long says nothing of what begins the step.
-                idle[i, j] = max(0.0, begun.min() - spans["end"][before].max())
+                idle[i, j] = begun.min() - spans["end"][before].max()
+                if (before & gather & (spans["end"] > begun.min())).any():
+                    idle[i, j] = 0.0  # how long parameters are on their way still says nothing of how a step begins
     transfers: StepTransfers = [[] for _ in numbers]
     index = {int(number): i for i, number in enumerate(numbers.tolist())}
     collectives = [op for op in run.ops if op.kind not in ("compute", "send", "recv")]
