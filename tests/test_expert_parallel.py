@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import re
@@ -25,14 +24,14 @@ from clustersim.training.partition import expert
 from clustersim.training.partition.base import Exchange, LocalLayer, Partition, Work
 from clustersim.training.partition.routing import ExpertRouter, capacity, distinct, popularity, read_histogram, routed
 from clustersim.training.partition.split import partition
+from tests.tables import table_rows
 
 EXAMPLES = Path(__file__).parent / "data" / "expert_examples.csv"
 BALANCED = Routing(kind="balanced")
 
 
 def rows(prefix: str) -> list[dict[str, str]]:
-    with EXAMPLES.open(encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["id"].startswith(prefix)]
+    return [row for row in table_rows(EXAMPLES) if row["id"].startswith(prefix)]
 
 
 @cache

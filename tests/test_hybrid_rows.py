@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.evidence.hybrid_rows import is_hybrid, measured, played_as, scenario_
 from tests.evidence.order import OrderSummary, by_source, orders, spearman
 from tests.evidence.software import PublishedRecipe, software, stack_of
 from tests.evidence.validate_steps import validate_steps
+from tests.tables import table_rows
 
 TINY = Path(__file__).parent / "data" / "hybrid_steps.csv"
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps_hybrid.csv"
@@ -27,8 +27,7 @@ shared = pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements i
 
 
 def rows(path: Path = TINY) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+    return table_rows(path)
 
 
 def row(**columns: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from clustersim.core.errors import ModelError
 from clustersim.core.model import Model
 from clustersim.model import model
 from tests.evidence.generic import from_row
+from tests.tables import table_rows
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 shared = pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements is not there")
@@ -19,8 +19,7 @@ shared = pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements i
 
 @cache
 def rows() -> list[dict[str, str]]:
-    with TABLE.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return table_rows(TABLE)
 
 
 @shared

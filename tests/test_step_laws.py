@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +24,7 @@ from clustersim.model.seconds.kernel_law.scans import Scan, scan_seconds
 from clustersim.model.seconds.kernel_law.sheet import legacy
 from clustersim.model.seconds.kernels import spent
 from clustersim.model.seconds.scan import FAMILIES, scan_of
+from tests.tables import table_rows
 
 LAWS = kernel_laws()
 BY_LAW = [name for name, gpu in devices().items() if gpu.attention and not any(gpu.attention.values())]
@@ -229,8 +229,7 @@ def published_ratios(publisher: str, gpu: str, *, backward: bool) -> list[float]
     """Predicted over published seconds of fused attention of whole sequences of 4,096 tokens and more, in a burst."""
     name = "backward_ms" if backward else "forward_ms"
     ratios = []
-    with PUBLISHED.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["gpu"].startswith(gpu) and publisher in row["source"]]
+    rows = [row for row in table_rows(PUBLISHED) if row["gpu"].startswith(gpu) and publisher in row["source"]]
     for row in rows:
         seq, width, value_width = (int(row[key]) for key in ("seq", "head_dim", "value_dim"))
         if seq < 4096 or row["window"] != "0" or row["version"] == OLD_CUDNN or not row[name]:

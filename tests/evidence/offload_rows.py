@@ -5,7 +5,6 @@ Rows were chosen, and what a publisher left open was settled, before any was pre
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from clustersim import load
 from clustersim.core.program import Compute
+from tests.tables import table_rows
 
 TABLE = Path(__file__).parents[1] / "data" / "offload_steps.csv"
 STEADY = 1
@@ -53,21 +53,20 @@ class OffloadRow(msgspec.Struct, frozen=True):
 
 def offload_rows() -> tuple[OffloadRow, ...]:
     """Every row. ``threads = all`` is more than any rank makes use of."""
-    with TABLE.open(newline="") as file:
-        return tuple(
-            OffloadRow(
-                id=row["id"],
-                publisher=row["publisher"],
-                part=row["part"],
-                measured_s=float(row["measured_s"]),
-                without_s=float(row["without_s"] or math.nan),
-                parameters=float(row["parameters"] or math.nan),
-                threads=int(row["threads"].replace("all", "64")) if row["threads"] else None,
-                bound=row["bound"] == "yes",
-                scenario=row["scenario"],
-            )
-            for row in csv.DictReader(file)
+    return tuple(
+        OffloadRow(
+            id=row["id"],
+            publisher=row["publisher"],
+            part=row["part"],
+            measured_s=float(row["measured_s"]),
+            without_s=float(row["without_s"] or math.nan),
+            parameters=float(row["parameters"] or math.nan),
+            threads=int(row["threads"].replace("all", "64")) if row["threads"] else None,
+            bound=row["bound"] == "yes",
+            scenario=row["scenario"],
         )
+        for row in table_rows(TABLE)
+    )
 
 
 def predicted_s(row: OffloadRow) -> float:

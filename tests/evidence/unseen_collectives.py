@@ -7,7 +7,6 @@ settled, and is said in ``left_open``, before the row was predicted.
 
 from __future__ import annotations
 
-import csv
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from clustersim.calibrate.score import PredictedRow, predicted
 from clustersim.calibrate.validate_nccl import measured, validate_rows
 from clustersim.core.ranges import without_numbers
 from clustersim.core.texts import Table
+from tests.tables import table_rows
 
 DATA = Path(__file__).parents[1] / "data"
 TABLE = DATA / "unseen_collectives.csv"
@@ -48,9 +48,7 @@ class UnseenCollective(msgspec.Struct, frozen=True):
 
 def unseen_rows() -> list[Table]:
     """The table's rows, their machines named so that they load from anywhere."""
-    with TABLE.open() as file:
-        rows = list(csv.DictReader(file))
-    of_file = ((row, DATA / row["topology"]) for row in rows)
+    of_file = ((row, DATA / row["topology"]) for row in table_rows(TABLE))
     return [row | {"topology": str(path)} if path.suffix else row for row, path in of_file]
 
 

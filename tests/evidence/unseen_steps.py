@@ -57,7 +57,7 @@ class UnseenStep(msgspec.Struct, frozen=True):
 
 @cache
 def unseen_steps() -> tuple[UnseenStep, ...]:
-    """Every row but those that are :data:`LARGE`, played: 40 s of processor time."""
+    """Every row but those that are :data:`LARGE`, played: minutes of processor time."""
     return tuple(map(_played, _rows()))
 
 
