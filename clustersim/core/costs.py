@@ -17,9 +17,9 @@ are waited for (LL over NVLink, rings of Simple in a node, rings whose NICs read
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
 They start from documented values (:mod:`clustersim.collectives.fitted.priors`) and are moved a little by public tables
 (P100 to GB200), in which every operator's machine may differ from its kind as a whole, beyond what all do, and counts
-by the root of its series (:mod:`clustersim.calibrate.fit.learn`). With a whole publisher left out they predict what he
-measured to 11.5, 10.5 and 4.1 % in the median over cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl
-TABLES --cross-validate publisher``). Inside a node a ring takes ``ring_ends`` of a step beyond its steps, and with the
+by the root of its series (:mod:`clustersim.calibrate.fit.learn`). How near they predict what a publisher measured with
+whom nothing was fitted is what ``clustersim validate nccl TABLES --cross-validate publisher`` prints, and README.md
+shows. Inside a node a ring takes ``ring_ends`` of a step beyond its steps, and with the
 Simple protocol the latency of ``simple_ends``.
 
 Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), inside a node with B of the
