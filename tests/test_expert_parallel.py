@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clustersim import load
 from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel, Model
+from clustersim.core.texts import Table
 from clustersim.model import model
 from clustersim.training.parallel import ParallelConfig, Recompute, Routing
 from clustersim.training.partition import expert
@@ -706,3 +708,27 @@ def test_a_rank_has_the_first_experts_and_names_are_read_once_for_all_partitions
             assert {*own}.isdisjoint(expert.other_tensors(mixtral, i))
             assert len(own) + len(expert.other_tensors(mixtral, i)) == len(mixtral.layers[i].tensors)
     assert len(read) == len(layers) * 8 * 3
+
+
+@pytest.mark.parametrize("topology", ["hgx-a100", "hgx-mi300x"])
+def test_hybridep_is_refused_where_there_are_no_bulk_copies(topology: str) -> None:
+    table = mixture_on(topology, "hybridep")
+    with pytest.raises(ScenarioError, match=r"flex_backend = 'hybridep' needs the bulk copies \(TMA\)"):
+        load(table).prepare()
+
+
+def test_deepep_on_amd_says_whose_kernels_are_played() -> None:
+    amd, nvidia = (load(mixture_on(name, "deepep")).prepare().program.notes for name in ("hgx-mi300x", "hgx-h100"))
+    assert any("timed on NVIDIA's GPUs alone" in note for note in amd)
+    assert not any("timed on NVIDIA's" in note for note in nvidia)
+
+
+def mixture_on(topology: str, backend: str) -> Table:
+    """A small mixture of experts, spread over a node by DeepEP's kernels or HybridEP's."""
+    return {
+        "cluster": {"topology": topology, "nodes": 1},
+        "model": {"name": "deepseek-v2-lite", "seq_len": 1024, "dtype": "bf16"},
+        "parallel": {"ep": 8, "dispatcher": "flex", "flex_backend": backend},
+        "strategy": {"kind": "ddp", "micro_batch_size": 1},
+        "run": {"steps": 1},
+    }

@@ -153,8 +153,46 @@ def test_automodels_experts_are_spread_and_kept_gathered() -> None:
     again = had(automodel("ep_size: 8, moe: {reshard_after_forward: true}", EXPERTS.replace("BACKEND", "attn: te")))
     assert again["strategy.reshard_after_forward"] is True
     told = automodel("ep_size: 8", EXPERTS.replace("BACKEND", "dispatcher: deepep, linear: te")).unplayed
-    assert {"model.backend.dispatcher", "model.backend.linear"} <= told.keys()
+    assert told.keys() == {"model.backend.linear"}
     assert not automodel("ep_size: 8", EXPERTS.replace("BACKEND", "dispatcher: torch, linear: torch")).unplayed
+
+
+@pytest.mark.parametrize(
+    ("words", "played"),
+    [
+        ("dispatcher: torch", ("allgather", "deepep", False)),
+        ("dispatcher: deepep", ("flex", "deepep", True)),
+        ("dispatcher: hybridep", ("flex", "hybridep", True)),
+        ("dispatcher: uccl_ep", ("flex", "uccl", True)),
+        ("enable_deepep: true", ("flex", "deepep", True)),
+        ("enable_deepep: false", ("allgather", "deepep", False)),
+        ("attn: te", ("flex", "deepep", True)),
+    ],
+)
+def test_automodels_dispatchers_are_played_by_their_words(words: str, played: tuple[object, ...]) -> None:
+    fields = had(automodel("ep_size: 8", EXPERTS.replace("BACKEND", words)))
+    names = ("parallel.dispatcher", "parallel.flex_backend", "parallel.permute_fusion")
+    assert tuple(fields.get(name) for name in names) == played
+    assert "parallel.dispatcher" not in had(automodel("ep_size: 1", EXPERTS.replace("BACKEND", words)))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("dispatcher: deepep_v2", "'deepep_v2' is not a choice that is played; known: torch, deepep, hybridep"),
+        ("experts: torch_mm_mxfp8", "computes experts in 8 bits"),
+        ("experts: mok", "kernels that are not played"),
+    ],
+)
+def test_automodels_words_of_experts_that_are_not_played_are_refused(words: str, why: str) -> None:
+    with pytest.raises(ScenarioError, match=why):
+        automodel("ep_size: 8", EXPERTS.replace("BACKEND", words))
+
+
+def test_automodels_norms_of_one_kernel_are_played_so() -> None:
+    assert had(automodel("ep_size: 8", EXPERTS.replace("BACKEND", "rms_norm: te")))["model.implementation"] == "liger"
+    apart = had(automodel("ep_size: 8", EXPERTS.replace("BACKEND", "rms_norm: te, rope_fusion: false")))
+    assert apart["model.implementation"] != "liger"
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,24 @@ def test_a_dispatcher_that_is_not_played_is_refused_by_its_word(word):
         read(("run.sh", experts))
 
 
+EXPERTS_OF_TITAN = '[model]\nname = "deepseek_v3"\nflavor = "16B"\n[training]\nseq_len = 4096\nlocal_batch_size = 1\n'
+
+
+def experts_of_titan(backend):
+    text = f"{EXPERTS_OF_TITAN}[parallelism]\nexpert_parallel_degree = 8\nexpert_parallel_comm_backend = {backend!r}\n"
+    return read(("a.toml", text), machine={"topology": "hgx-h100", "nodes": 1})
+
+
+def test_torchtitans_exchange_of_experts_is_played_by_its_word():
+    assert experts_of_titan("deepep").tables["parallel"]["dispatcher"] == "flex"
+    assert "dispatcher" not in experts_of_titan("standard").tables["parallel"]  # torchtitan's all_to_all
+
+
+def test_an_exchange_of_torchtitan_that_is_not_played_is_refused():
+    with pytest.raises(ScenarioError, match=r"expert_parallel_comm_backend.* 'pigeon' is not a choice"):
+        experts_of_titan("pigeon")
+
+
 @pytest.mark.parametrize(
     ("converters", "dtype"),
     [

@@ -137,11 +137,11 @@ letters of Megatron's ``pipeline_model_parallel_layout``."""
 
 
 STARVED = re.compile(r"functional_tests/.*_1node")
-"""Sources of runs whose GPUs wait for samples. Megatron-LM's functional tests on one node of four GB200 take 0.22 to 0.3 s
-a micro-batch of four samples, be it four layers or twelve, dense or with experts, where two nodes take 0.04 to 0.1;
-steps of one run lie between 0.15 and 1.25 s, and the same ones are slow at another commit (golden_values_dev_dgx_gb200
-of gpt3_mcore_te_tp1_pp1_resume_torch_dist_dist_optimizer_1node, and of gpt3_mcore_te_tp2_pp1_resume_torch_dist_te_
-8experts2parallel_dist_optimizer_1node at 569ef465 and 089dacac)."""
+"""Sources of runs whose GPUs wait for samples. Megatron-LM's functional tests on one node of four GB200 take 0.22 to
+0.3 s a micro-batch of four samples, be it four layers or twelve, dense or with experts, where two nodes take 0.04 to
+0.1; steps of one run lie between 0.15 and 1.25 s, and the same ones are slow at another commit
+(golden_values_dev_dgx_gb200 of gpt3_mcore_te_tp1_pp1_resume_torch_dist_dist_optimizer_1node, and of
+gpt3_mcore_te_tp2_pp1_resume_torch_dist_te_8experts2parallel_dist_optimizer_1node at 569ef465 and 089dacac)."""
 
 
 def _known_words(row: Row) -> None:

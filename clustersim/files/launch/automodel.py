@@ -81,6 +81,7 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
     if attention is not None and attention.value == "flex":
         notes.append(f"{attention.where}: {attention.as_written}: attention is by the kernel that PyTorch picks")
     _kernels(options)
+    notes += _experts(options)
     _pipeline(options)
     _classes(options)
     _world(read, options)
@@ -146,6 +147,31 @@ def _kernels(options: dict[Key, OptionValue]) -> None:
     if not compiled and (liger is None or flag(liger)):
         told = liger or forced
         options["config", "automodel.liger"] = OptionValue(told.name, True, told.where)
+
+
+FUSED_NORMS = ("te", "torch_fp32")
+"""Norms of ``BackendConfig`` that are one kernel: Transformer Engine's, and one that it compiles itself."""
+
+
+def _experts(options: dict[Key, OptionValue]) -> list[str]:
+    """How tokens reach experts, by 0.2's word or today's, and kernels of norms, rotation and gated activations, each of
+    which is one where the backend says so of the first two (``BackendConfig``); returns a note where nobody says it."""
+    old = options.pop(("config", "model.backend.enable_deepep"), None)
+    dispatcher = options.pop(("config", "model.backend.dispatcher"), None)
+    if old is not None:
+        dispatcher = OptionValue(old.name, "deepep" if flag(old) else "torch", old.where)
+    if dispatcher is not None:
+        options["config", "automodel.dispatcher"] = dispatcher
+    norm = options.get(("config", "model.backend.rms_norm"))
+    rotation = options.get(("config", "model.backend.rope_fusion"))
+    if norm is not None and norm.value in FUSED_NORMS and (rotation is None or flag(rotation)):
+        options["config", "automodel.kernels"] = OptionValue(norm.name, True, norm.where)
+        options.pop(("config", "model.backend.rms_norm"))
+        options.pop(("config", "model.backend.rope_fusion"), None)
+    degree = options.get(("config", "distributed.ep_size"))
+    if dispatcher is not None or degree is None or str(degree.value) == "1":
+        return []
+    return ["model.backend.dispatcher is not said: tokens go by DeepEP, as wherever it is installed"]
 
 
 def _count(options: dict[Key, OptionValue], name: str) -> int:

@@ -57,7 +57,6 @@ PLAIN = {
     "model.attn_type": ("sdpa",),
     "model.norm_type": ("rmsnorm",),
     "override.imports": ([],),
-    "parallelism.expert_parallel_comm_backend": ("standard",),
 }
 """Values of options that are told as not played, where they ask for what is played."""
 SIXTEEN = ("output", "lm_head", "router.gate", "moe.router.gate")

@@ -35,6 +35,11 @@ def split_notes(split: Split) -> Iterator[str]:
     whole = isinstance(scenario.config, FSDPConfig) or sharding_zero(scenario) is not None
     usual = preset(parallel.framework, {"tp": parallel.tp, "pp": parallel.pp, "ep": parallel.ep})
     plain = ParallelConfig()
+    if split.gpu.amd and parallel.ep > 1 and parallel.dispatcher == "flex":
+        yield (
+            f"dispatcher 'flex': kernels of {parallel.flex_backend} were timed on NVIDIA's GPUs alone; played are "
+            "theirs, with a compute unit for an SM (ROCm has Primus-Turbo's port of DeepEP)"
+        )
     if typed := _types(scenario):
         yield typed
     if uneven := uneven_groups(scenario, parallel, row):

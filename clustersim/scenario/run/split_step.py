@@ -81,6 +81,7 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
 
     ``gpu`` : of the ranks, whose kernel times a schedule that is found by search reckons with.
     """
+    _check_kernels_of_experts(parallel, gpu)
     parts, row = parts_of(scenario, parallel, mesh, model)
     orders = orders_of(scenario, parallel, parts, row, gpu)
     if (count := getattr(parallel, PARTIAL)) is not None:
@@ -92,6 +93,22 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
         again, _ = parts_of(scenario, parallel, mesh, model, Recompute("full"))
         parts = _partly_recomputed(parts, again, orders, count)
     return Split(scenario, parallel, mesh, parts, row, orders, gpu)
+
+
+BEFORE_HOPPER = ("sm3", "sm5", "sm6", "sm7", "sm8")
+"""Beginnings of generations of NVIDIA's without bulk copies of shared memory (TMA)."""
+
+
+def _check_kernels_of_experts(parallel: ParallelConfig, gpu: Device) -> None:
+    """Raise :class:`ScenarioError` for HybridEP where it does not run: it moves tokens by Hopper's bulk copies
+    (deepseek-ai/DeepEP branch hybrid-ep, csrc/hybrid_ep/backend: ``cp_async_bulk``)."""
+    if parallel.ep == 1 or parallel.dispatcher != "flex" or parallel.flex_backend != "hybridep":
+        return
+    if gpu.amd or gpu.arch.startswith(BEFORE_HOPPER):
+        raise ScenarioError(
+            f"flex_backend = 'hybridep' needs the bulk copies (TMA) of NVIDIA's Hopper and later, which {gpu.name} "
+            "has not; use 'deepep', or dispatcher = 'alltoall' (at $.parallel.flex_backend)"
+        )
 
 
 def _partly_recomputed(partly: Partition, every: Partition, orders: Orders, count: int) -> Partition:
