@@ -110,6 +110,13 @@ def test_a_pipeline_of_fsdp_adds_gradients_up_unsharded_in_the_type_of_their_red
         assert held[-1] == pytest.approx(4.0 * stage.parameters / 8)
 
 
+def test_states_of_fsdp_are_as_wide_as_its_shards_whether_the_model_is_split_or_not():
+    """Split, they were played in fp32 whatever the shards were in."""
+    wide = table(FSDP)[0].stages[0].at_peak["optimizer_states"]
+    half = table(FSDP, {"strategy.orig_dtype": "bf16"})[0].stages[0].at_peak["optimizer_states"]
+    assert half == pytest.approx(wide / 2)
+
+
 def test_blocks_gathered_in_eight_bits_are_held_in_eight_bits():
     plain, narrow = (
         scenario.load(FSDP, PIPED | {"model.dtype": "fp8", "strategy.float8_all_gather": said}).prepare().split

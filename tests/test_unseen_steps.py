@@ -77,6 +77,15 @@ def test_a_sixth_set_of_split_models_is_predicted() -> None:
     assert np.percentile(off, 90) < 0.40
 
 
+def test_an_eighth_set_of_mixtures_is_no_worse_than_it_was() -> None:
+    """Missed by 39 % in the median when first predicted. Missed most: Qwen3's experts on H100, too slow, and torchtitan
+    on B200, too fast."""
+    off = errors(steps_of("8"))
+    assert len(off) == 13
+    assert np.median(off) < 0.34
+    assert np.percentile(off, 90) < 0.41
+
+
 def test_one_code_is_predicted_on_eighteen_gpus() -> None:
     """GPT-2 with torch.compile, B200 to RTX A4000. Missed most: one H100 NVL that was slower than an H100 PCIe, and Ada
     cards of 300 W."""

@@ -180,7 +180,8 @@ def state_bytes(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage:
     states = 4.0 * OPTIMIZERS[optimizer].states if optimizer else 0.0
     masters = 4.0 if size < 4 else 0.0
     if isinstance(config, FSDPConfig):
-        return _fsdp_states(config, mesh, stage, states)
+        kept = OPTIMIZERS[optimizer].states if optimizer else 0.0
+        return _fsdp_states(config, mesh, stage, DTYPE_BYTES[config.state_dtype] * kept)
     sharing = sharding_zero(scenario)
     if sharing is not None:
         return zero_states(stage, mesh.size(*SHARD), mesh.size(*EXPERT), sharing, states)
