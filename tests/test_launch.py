@@ -124,7 +124,7 @@ def fields():
 
     known = (
         {f"parallel.{name}" for name in FIELDS}
-        | {"parallel.routing.kind"}
+        | {"parallel.routing.kind", "model.options.experts_implementation"}
         | {f"batch.{n}" for n in ("micro", "local", "count", "global", "capped")}
     )
     known |= {f"{table}.{one.name}" for table, kind in (("model", Model), ("run", Run)) for one in of(kind)}

@@ -349,6 +349,23 @@ def changed() -> Trainer.Config:
 """
 
 
+@pytest.mark.parametrize(
+    ("word", "played", "told"),
+    [("grouped_mm", "grouped_mm", False), ("sonicmoe", "grouped_mm", True), ("eager", None, False)],
+)
+def test_axolotls_experts_are_one_product_where_it_says_so(word, played, told):
+    text = f"{AXOLOTL}experts_implementation: {word}\n".replace("base_model: ", "base_model: Qwen/Qwen3-30B-A3B #")
+    made = read(text)
+    assert made.tables["model"].get("options", {}).get("experts_implementation") == played
+    assert any("is played as grouped_mm" in note for note in made.notes) is told
+    assert not made.unplayed.keys() & {"experts_implementation"}
+
+
+def test_axolotls_dense_models_have_no_experts_to_join_and_a_loop_is_told():
+    assert "options" not in read(f"{AXOLOTL}experts_implementation: grouped_mm\n").tables["model"]
+    assert "experts_implementation" in read(f"{AXOLOTL}experts_implementation: batched_mm\n").unplayed
+
+
 def titan(graphs="", name="llama3_8b"):
     files = [
         document(f"torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config {name}", "run.sh"),
