@@ -86,6 +86,19 @@ def test_a_fused_router_is_called_less_than_one_without_a_balance_loss_and_that_
     assert fused < sinkhorn < bookkeeping(fused=False, balance_loss=True)
 
 
+def test_a_routers_bookkeeping_takes_as_long_on_a_slow_cpu_and_a_module_longer() -> None:
+    law = host_level("megatron", "fused")
+    choice = (Kernel("top_k", "memory", nbytes=1.0, launches=1),)
+    module = (Kernel("router", "memory", nbytes=1.0, launches=1),)
+    kinds = {"fused": False, "balance_loss": True}
+    fast = replace(law, bookkeeping=bookkeeping(**kinds))
+    slow = replace(law, call=1.5 * law.call, bookkeeping=bookkeeping(**kinds, pace=1.5))
+    own = {of: seconds_of(of, "moe", module, "F", set()) for of in (fast, slow)}
+    assert own[slow] == pytest.approx(1.5 * own[fast])
+    beside = {of: seconds_of(of, "moe", choice, "F", set()) - own[of] for of in (fast, slow)}
+    assert beside[slow] == pytest.approx(beside[fast])
+
+
 def test_indices_of_a_dispatch_are_functions_where_the_router_is_fused_and_in_the_graph_of_its_preprocessing() -> None:
     plain = host_level("megatron", "fused")
     fused = replace(plain, bookkeeping=bookkeeping(fused=True, balance_loss=True))

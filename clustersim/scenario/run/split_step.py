@@ -322,6 +322,8 @@ def host_law(scenario: Scenario, gpu: Device, cost: StepCost) -> HostLaw | None:
         posts=cost.host_posts,
         layer_time=None if seconds is None else seconds * factor,
         bookkeeping=bookkeeping(
-            fused=parallel.router_fusion, balance_loss=parallel.load_balancing.endswith("aux_loss")
+            fused=parallel.router_fusion,
+            balance_loss=parallel.load_balancing.endswith("aux_loss"),
+            pace=pace,
         ),
     )
