@@ -158,13 +158,13 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path, capsys):
 
 
 def test_a_busy_link_says_of_which_rate_and_a_server_of_which_time(capsys):
-    """A NIC that delivers half of its rate was 37.6 % full "of its line rate"; a server's link, of all steps, stood
+    """A NIC that delivers half of its rate was 37.3 % full "of its line rate"; a server's link, of all steps, stood
     beside the same link's share of the steady state."""
     slow = 'cluster.changes=[{match="node0/nic0", factor=0.5}]'
     assert command("run", "ddp_gpt2_xl_2x8_a100", "--set", slow) == 0
     lines = " ".join(capsys.readouterr().out.split())
-    assert "node0/nic0 -> leaf0 and others like it, 37.6% of what it delivers, 0.5 of its line rate (" in lines
-    assert "node0/nic1 -> leaf1 and others like it, 18.8% of its line rate (" in lines
+    assert "node0/nic0 -> leaf0 and others like it, 37.3% of what it delivers, 0.5 of its line rate (" in lines
+    assert "node0/nic1 -> leaf1 and others like it, 18.7% of its line rate (" in lines
     assert command("run", "ps_sync_cpu_1x8") == 0
     lines = " ".join(capsys.readouterr().out.split())
     assert "both over the whole run, its first step included" in lines
@@ -181,12 +181,12 @@ def test_spans_of_a_rank_that_is_not_there_are_refused():
 @pytest.mark.parametrize(
     ("publisher", "topology", "explains"),
     [
-        ("github.com/NVIDIA/nccl-tests", "hgx-h100", True),
-        # Messages of 64 KiB to 32 MiB of this log are slower than predicted, and nearer to what NVLS would take.
-        ("github.com/dstackai/dstack", "hgx-b200", False),
+        # On two and four nodes rings take 9 % longer than NVLSTree, less than the tenth that is notable.
+        ("github.com/NVIDIA/nccl-tests", "hgx-h100", False),
+        ("github.com/dstackai/dstack", "hgx-b200", True),
     ],
 )
-def test_a_part_that_is_gone_is_told_unless_it_makes_a_class_of_sizes_worse(publisher, topology, explains):
+def test_a_part_that_is_gone_is_told_where_what_it_costs_is_notable(publisher, topology, explains):
     """Of logs of machines with NVLS off: a published one, as much slower as without it."""
     published_rows = logs(TABLE)[publisher, topology, "all_reduce"]
     off = Structure("off", {"nvls": False})

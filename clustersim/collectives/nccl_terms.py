@@ -40,30 +40,32 @@ def fill(p: float, hops: float, wire: float, costs: CommunicationCosts) -> float
 def blend(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: CommunicationCosts) -> float:
     """The p by which hops and bytes are joined: below 1 where a pipeline fills, above where they overlap.
 
+    Over NVLink a hop of LL has carried a line of every thread with its flag: 512 B and 512 KiB on eight H100s take an
+    all_gather 10.3 and 13.6 us.
     Simple sends a ring's piece in two slices (nccl src/device/prims_simple.h), and some blocks wait while others move
     bytes: beside those of the links an all_reduce of 1, 8 and 64 MiB takes eight H800s 79, 42 and 29 us, of 8 and 32
     MiB four B200s 67 and 46 us; an all_gather of 64 and 128 MiB eight H100s 28 us, as many as its hops.
     """
-    if protocol == "Simple" and placement(group).islands == 1 and algorithm == "ring" and kind in RINGS:
+    if placement(group).islands > 1:
+        return over_nodes(kind, algorithm, protocol, group, costs)
+    if protocol == "Simple" and algorithm == "ring" and kind in RINGS:
         return costs.simple_norm
-    if overlaps(kind, algorithm, protocol, loads, group):
+    if protocol == "LL" and not over_pcie(loads):
         return costs.overlap_norm
     return min(costs.fill_norm, 1.0)
 
 
-def overlaps(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group) -> bool:
-    """Whether bytes move while hops are waited for, so that there is nothing to fill.
+def over_nodes(kind: str, algorithm: str, protocol: str, group: Group, costs: CommunicationCosts) -> float:
+    """:func:`blend` over a network: hops and bytes of a ring of LL128 or Simple add up.
 
-    Over NVLink a hop of LL has carried a line of every thread with its flag: 512 B and 512 KiB on eight H100s take an
-    all_gather 10.3 and 13.6 us. On a ring over nodes one channel's bytes are under way while another's are awaited, if
-    the NIC reads GPU memory itself and asks for no receiver first; a broadcast or a reduce is a pipeline from end
-    to end, and fills.
+    One channel's bytes are under way while another's are awaited, if the NIC reads GPU memory itself and asks for no
+    receiver first; a broadcast or a reduce is a pipeline from end to end, and fills. Taken to hide hops behind bytes,
+    ten of twelve publishers' rings were told too short; those over a plug-in whose threads hold messages do hide them.
     """
-    where = placement(group)
-    if where.islands == 1:
-        return protocol == "LL" and not over_pcie(loads)
-    net = transport(where.net)
-    return algorithm == "ring" and kind in RINGS and protocol != "LL" and net.direct and net.eager == math.inf
+    net = transport(placement(group).net)
+    if algorithm != "ring" or kind not in RINGS or protocol == "LL" or not net.direct or net.eager < math.inf:
+        return min(costs.fill_norm, 1.0)
+    return costs.overlap_norm if net.hides_hops else 1.0
 
 
 def floored(device_time: float, floor: float, costs: CommunicationCosts) -> float:
@@ -104,6 +106,11 @@ SHARP_LATENCY = {"nvls": 18e-6, "collnet_direct": 31e-6, "collnet_chain": 30e-6}
 """Seconds through a network that reduces and back (nccl src/graph/tuning.cc, hardware latencies of the network)."""
 
 
+USUAL_HEADS = 8
+"""GPUs behind the switches that reduce where ``nvls_latency`` is fitted. Each is the head of a slice that all others
+wait for (nccl src/transport/nvls.cc, nHeads): two operators' racks of 64 and 72 GPUs take 0.2 to 0.3 ms, not 0.07."""
+
+
 def hop_time(
     kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: CommunicationCosts
 ) -> float:
@@ -116,6 +123,7 @@ def hop_time(
     if algorithm == "tree":
         return 2.0 * ((group_placement.per_island - 1) * inner + costs.tree_levels * levels * outer)
     through_switches = costs.nvls_latency * costs.hop_generation[f"{group_placement.age}/Simple"]
+    through_switches *= max(1.0, group_placement.per_island / USUAL_HEADS)
     if algorithm == "nvls":
         return through_switches + (SHARP_LATENCY["nvls"] if group_placement.islands > 1 else 0.0)
     if algorithm == "collnet_direct":
@@ -130,8 +138,8 @@ def hop_time(
     if protocol == "Simple" and group_placement.islands == 1 and kind in RINGS:
         steps += costs.simple_ends
     hops = steps * inner + loads.net_steps * outer
-    if protocol == "Simple" and group_placement.islands > 1:
-        hops *= costs.simple_ring_net
+    if group_placement.islands > 1:
+        hops *= costs.ring_net.get(protocol, 1.0)
     return hops * (costs.rooted_overlap[protocol] if kind in ROOTED else 1.0)
 
 
@@ -165,10 +173,12 @@ def slowest(algorithm: str, protocol: str, blocks: int, group: Group, costs: Com
 
     LL's payloads up to 2 KiB have one block, and of 32 KiB sixteen: a tree over two nodes takes 36 and 45 us on B200,
     35 and 46 on A100, over four of H100 36 and 49. Simple's up to 32 KiB have one, and synchronise twice a step: inside
-    a node an all_gather of 256 B, 128 KiB and 1 MiB takes eight V100s 34, 53 and 67 us, eight H800s 34, 46 and 61. Over
-    a network NICs pace its blocks, and where the switch reduces the switch does; LL128 always has many.
+    a node an all_gather of 256 B, 128 KiB and 1 MiB takes eight V100s 34, 53 and 67 us, eight H800s 34, 46 and 61; and
+    so do those of a switch that reduces, 197 and 291 us for 1 KiB and 1 MiB on two racks of GB200. Simple's others over
+    a network are paced by NICs. LL128 always has many.
     """
-    paced = protocol == "Simple" and (algorithm != "ring" or placement(group).islands > 1)
+    inside = algorithm == "ring" and placement(group).islands == 1
+    paced = protocol == "Simple" and not (inside or algorithm in ("nvls", "nvls_tree"))
     if protocol not in costs.block_spread or paced or blocks < 2:
         return 1.0
     return 1.0 + costs.block_spread[protocol] * LARGEST[min(int(math.log2(blocks)), len(LARGEST) - 1)]

@@ -141,10 +141,9 @@ def _edge_classes(traffic: Traffic, group: Group) -> Ints:
     key = (label[src[pairs]] * 4096 + local[src[pairs]]) * 4096 + local[dst[pairs]]
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     routes = router(group.topology, traffic.relay)
+    far = "pcie" if all(view.p2p and view.through_cpu for view in placement(group).system.views) else "shm"
     answer = [
-        EDGE_CLASSES.index(
-            _CLASS_OF_PATH.get(routes.path_class(int(group.gpus[src[e]]), int(group.gpus[dst[e]])), "shm")
-        )
+        EDGE_CLASSES.index(_CLASS_OF_PATH.get(routes.path_class(int(group.gpus[src[e]]), int(group.gpus[dst[e]])), far))
         for e in pairs[first]
     ]
     classes[pairs] = np.array(answer, dtype=np.int64)[inverse]

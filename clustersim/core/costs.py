@@ -11,8 +11,8 @@ choose, not to predict. Here algorithm and protocol are chosen as NCCL chooses t
 
 with H the host floor (how fast processes can launch), L the hops in sequence, B the bytes over the achieved rate of the
 narrowest link, and F the filling of the pipeline, which stops growing once B is c times L. Where bytes move while hops
-are waited for (LL over NVLink, rings of Simple in a node, rings whose NICs read GPU memory), p is above 1 and F below
-0. Hops of LL, and in a node of Simple, grow with the blocks of a kernel, of which the slowest counts.
+are waited for (LL over NVLink, rings of Simple in a node), p is above 1 and F below 0; rings whose NICs read GPU memory
+have p = 1. Hops of LL, and in a node of Simple, grow with the blocks of a kernel, of which the slowest counts.
 
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
 They start from documented values (:mod:`clustersim.collectives.fitted.priors`) and are moved a little by public tables
@@ -87,7 +87,8 @@ class CommunicationCosts:
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
     # Of the hops of a ring's all_reduce, what steps save whose piece of a tiny payload is empty (LL, Simple).
     empty_steps: Mapping[str, float] = _table(LL=0.254, Simple=0.164)
-    simple_ring_net: float = 0.688  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    # Of the hops of a ring over several nodes: Simple's steps are pipelined, LL128's slowest of sixteen blocks counts.
+    ring_net: Mapping[str, float] = _table(LL128=1.53, Simple=0.688)
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
     rooted_overlap: Mapping[str, float] = _table(LL=0.5, LL128=0.5, Simple=0.511)
     # Share of the line rate a protocol's payload reaches.
@@ -121,8 +122,8 @@ class CommunicationCosts:
     # 1.2 to 1.5 of NVLSTree's rate, not the twice that the bytes would give.
     sharp_share: float = 0.7
     tree_levels: float = 1.21  # network hops per log2(nodes), each way
-    nvls_latency: float = 24.3 * US
-    nvls_tree_hop: float = 22.4 * US
+    nvls_latency: float = 14.2 * US  # of one block, and of eight GPUs at most
+    nvls_tree_hop: float = 13.0 * US
     # Point to point (all_to_all, send): parts of a peer's bytes, each on a channel (collectives/nccl/p2p_parts.py).
     p2p_share: float = 0.783
     p2p_net_share: float = 0.926
@@ -153,7 +154,7 @@ class CommunicationCosts:
     host_p2p_peer: Mapping[str, float] = _table(queue=2.62 * US, arguments=0.312 * US)
     fill_norm: float = 0.704
     simple_norm: float = 1.17  # where Simple's blocks wait and move by turns: rings inside a node
-    overlap_norm: float = 1.22  # where bytes move while hops are waited for
+    overlap_norm: float = 1.22  # where bytes move while hops are waited for: LL over NVLink
     # By how much the hops of a kernel's blocks differ.
     block_spread: Mapping[str, float] = _table(LL=0.148, Simple=0.405)
     fill_span: float = 30.3  # bytes over hops beyond which the pipeline is full

@@ -40,6 +40,7 @@ class Transport(msgspec.Struct, frozen=True):
     direct : NICs read and write GPU memory without the CPU (GPUDirect).
     bundled : the plug-in makes one device of the NICs on a PCIe switch.
     reported : float [s], the latency the plug-in tells NCCL's tuner; ``reported_fast`` for NICs of 200 Gb/s and above.
+    hides_hops : a ring's bytes move while its hops are waited for, which the plug-in's own threads take.
     protocols : those its vendor lets NCCL use.
     """
 
@@ -54,6 +55,7 @@ class Transport(msgspec.Struct, frozen=True):
     nic_rate: float = math.inf
     direct: bool = True
     bundled: bool = False
+    hides_hops: bool = False
     reported: float = 0.0
     reported_fast: float = 0.0
     protocols: tuple[str, ...] = ("LL", "LL128", "Simple")

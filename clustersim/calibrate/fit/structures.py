@@ -36,6 +36,9 @@ leaves alone."""
 WIRES = 0.25
 """Or no more than this of the error of large messages, which tell what wires carry: calls that take longer than usual
 (threads of one process, a slow host) hide a structure in the sizes below, and no structure mends them."""
+PAIRED = 0.03
+"""Error that a single structure has to leave for pairs to be played, which have to halve it: more than the 2 % by which
+a log's repeats differ. A slow NIC passes for a slower one, within 5 %, where something else is unlike the file too."""
 AS_WELL = 1.25
 """Errors within this factor of the least, or within 1 %, are not told apart."""
 INNER_NODE = "node1/"
@@ -155,7 +158,7 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
             singles.append(PlayedStructure(structure, times, before))
     fitting = [single for single in singles if single.explains(_mean(before))]
     left = min((single.error for single in fitting), default=_mean(before))
-    if bandwidth >= NOTABLE and left >= NOTABLE * GAIN:
+    if bandwidth >= NOTABLE and left >= PAIRED:
         fitting += [pair for pair in _pairs(singles, machine, played) if pair.explains(left)]
     if not fitting:
         return None

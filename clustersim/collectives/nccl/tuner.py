@@ -118,14 +118,20 @@ def _timed(rating: Rating, kind: str, nbytes: float, system: System) -> TunerCan
     return TunerCandidate(rating.algorithm, rating.protocol, latency * 1e-6, bandwidth * 1e9, time * 1e-6)
 
 
+LEAST_TRAFFIC = 16384
+"""Bytes that a channel moves at least (nccl src/enqueue.cc, MinTrafficPerChannel)."""
+
+
 def channels_used(candidate: TunerCandidate, nbytes: float, system: System, kind: str = "all_reduce") -> int:
     """Channels (CUDA blocks) NCCL gives a message of this size: fewer for small ones (nccl src/enqueue.cc)."""
     graphs = search(system)
     blocks = exec_channels(system, graphs)
     algorithm = candidate.algorithm
     protocol = candidate.protocol
+    traffic = nbytes * {"all_reduce": 2, "all_gather": system.n_ranks, "reduce_scatter": system.n_ranks}.get(kind, 1)
     if algorithm in ("nvls", "nvls_tree"):
-        return 16 if system.sm < 100 else 24 if system.n_nodes == 1 else 32
+        most = 16 if system.sm < 100 else 24 if system.n_nodes == 1 else 32
+        return max(1, min(most, math.ceil(traffic / LEAST_TRAFFIC)))
     ring = graphs["ring"]
     threads = 640 if protocol == "LL128" else 512
     if algorithm == "ring" and protocol == "Simple" and ring.n_channels * ring.bw_intra <= 12:
@@ -134,7 +140,6 @@ def channels_used(candidate: TunerCandidate, nbytes: float, system: System, kind
     if algorithm == "ring" and protocol == "LL":
         thread_bytes *= system.n_ranks
     wanted = math.floor(nbytes / (threads * thread_bytes))
-    traffic = nbytes * {"all_reduce": 2, "all_gather": system.n_ranks, "reduce_scatter": system.n_ranks}.get(kind, 1)
     if protocol == "LL":
         traffic *= 4
-    return max(1, min(blocks, wanted, math.ceil(traffic / 16384)))
+    return max(1, min(blocks, wanted, math.ceil(traffic / LEAST_TRAFFIC)))

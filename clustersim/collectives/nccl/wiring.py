@@ -130,7 +130,7 @@ class Wiring:
 
     def _peer(self, a: Vertex, b: Vertex) -> bool:
         kind = self.between(a, b).kind
-        far = SYS if self.view.cpu_vendor == "amd" and self.n_gpus <= 2 else PXB
+        far = SYS if self.view.through_cpu else PXB
         return kind <= far and (self.view.p2p or kind <= NVB)
 
     def _local_cpu(self, gpu: Vertex) -> Vertex:
