@@ -639,7 +639,8 @@ def test_settings_that_torchtitan_has_words_for_come_back_as_they_were(
 
 @pytest.mark.parametrize("again", ["none", "selective", "full"])
 def test_torchtitans_file_says_what_time_and_memory_depend_on_where_it_is_the_default_too(again):
-    """A release may have other defaults; selective_ac_option's is "2" in 0.2, and "op" is what is played."""
+    """A release may have other defaults; selective_ac_option's is "2" in 0.2, and "op" is what is played; early_stop's is
+    false."""
     tables = {
         "cluster": {"topology": "hgx-h100", "nodes": 2},
         "strategy": {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32", "clip_grad_norm": True},
@@ -661,7 +662,7 @@ def test_torchtitans_file_says_what_time_and_memory_depend_on_where_it_is_the_de
     degrees = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel", "data_parallel_replicate")
     assert {said["parallelism"][f"{name}_degree"] for name in degrees} == {1}
     assert said["parallelism"]["fsdp_reshard_after_forward"] == "default"
-    option = {"selective_ac_option": "op"} if again == "selective" else {}
+    option = {"selective": {"selective_ac_option": "op"}, "full": {"early_stop": True}}.get(again, {})
     assert said["activation_checkpoint"] == {"mode": again} | option
 
 

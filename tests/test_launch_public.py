@@ -64,6 +64,31 @@ def test_a_checkpoint_that_is_reentrant_does_not_stop_early(reentrant):
     assert fields(trainer, "t.yaml")["model.early_stop"] is not reentrant
 
 
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[activation_checkpoint]
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "early"),
+    [
+        ('mode = "full"\n[compile]\nenable = false\n', False),  # torchtitan 0.2, whose default it is
+        ('mode = "full"\nearly_stop = true\n[compile]\nenable = false\n', None),  # as FSDP is played
+        ('mode = "full"\nearly_stop = false\n[compile]\nenable = true\n', None),  # nobody reads the rest of a graph
+        ('mode = "full"\n', None),  # 0.1
+        ('mode = "none"\nearly_stop = false\n[compile]\nenable = false\n', None),
+    ],
+)
+def test_torchtitan_computes_a_block_again_to_its_end_where_it_does(words, early):
+    assert fields(f"{TITAN}{words}", "llama3_8b.toml").get("model.early_stop") is early
+
+
 # ---- torchtune: builders that take sizes, and names of models ------------------------------------------------------
 
 TUNE = """

@@ -38,6 +38,7 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     _async_tensor_parallel(options)
     _chunked_loss(options)
     notes += _float8(options)
+    _early_stop(options)
     notes += _checkpointing(options)
     notes += _replicated(options)
     notes += _loops_of_2024(options)
@@ -317,6 +318,20 @@ def _checkpointing(options: dict[Key, OptionValue]) -> list[str]:
         'no file says activation_checkpoint.selective_ac_option: "op" is played; torchtitan 0.2 has "2" by default, of '
         "which every second block would be computed again as a whole"
     ]
+
+
+def _early_stop(options: dict[Key, OptionValue]) -> None:
+    """Say that recomputation goes on to a block's end, torchtitan 0.2's default (``ActivationCheckpoint.early_stop``);
+    0.1 and 0.3 have no such option, and PyTorch's is to stop, as is played of FSDP. A compiled block has nothing that nobody reads, whatever
+    is asked, and what is selected is computed again by operators. Changes ``options``."""
+    key: Key = ("config", "activation_checkpoint.early_stop")
+    mode = options.get(("config", "activation_checkpoint.mode"))
+    if mode is None or str(mode.value) != "full" or _is_on(options, "compile.enable") or _is_on(options, key[1]):
+        options.pop(key, None)
+        return
+    release = ("config", "compile.enable") in options and mode.where.partition(":")[0].endswith(".toml")
+    if release and key not in options:
+        options[key] = OptionValue("early_stop", False, mode.where)
 
 
 def _batches_of_2024(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
