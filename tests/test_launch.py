@@ -639,8 +639,8 @@ def test_settings_that_torchtitan_has_words_for_come_back_as_they_were(
 
 @pytest.mark.parametrize("again", ["none", "selective", "full"])
 def test_torchtitans_file_says_what_time_and_memory_depend_on_where_it_is_the_default_too(again):
-    """A release may have other defaults; selective_ac_option's is "2" in 0.2, and "op" is what is played; early_stop's is
-    false."""
+    """A release may have other defaults; selective_ac_option's is "2" in 0.2, and "op" is what is played;
+    early_stop's is false."""
     tables = {
         "cluster": {"topology": "hgx-h100", "nodes": 2},
         "strategy": {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32", "clip_grad_norm": True},

@@ -190,25 +190,37 @@ def test_how_far_logs_are_off_is_what_the_table_of_the_readme_says():
 
 def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_so():
     seen = ranges.of_step("split", arch="sm90")
-    unseen = ranges.of_step("split", arch="sm100")
+    unseen = ranges.of_step("split", arch="sm103")
     assert seen == ranges.of_step("split")
     assert unseen.p50 == pytest.approx(np.hypot(seen.p50, ranges.HALF_OF_NINE * UNSEEN))
     assert unseen.p90 > seen.p90
     assert (seen.known, unseen.known) == ("similar", "new")
-    narrow = ranges.of_step("split", arch="sm100", dtype="fp8")
+    narrow = ranges.of_step("split", arch="sm103", dtype="fp8")
     assert narrow.p90 == pytest.approx(np.hypot(seen.p90, unseen_width("fp8")))
     assert narrow.p50 > unseen.p50
     assert ranges.of_step("split", arch="sm90", dtype="fp8") == seen
     told = {
         name: trust(load("ddp_gpt2_xl_2x8_a100", {"cluster.topology": name}).prepare())
-        for name in ("hgx-b200", "hgx-h100")
+        for name in ("hgx-b300", "hgx-h100")
     }
-    assert "B200" in str(told["hgx-b200"])
-    assert told["hgx-b200"].p50 > told["hgx-h100"].p50
+    assert "B300" in str(told["hgx-b300"])
+    assert told["hgx-b300"].p50 > told["hgx-h100"].p50
     assert not told["hgx-h100"].unseen
-    assert "15% of kernels that none of them ran" in str(told["hgx-b200"])
-    in_8_bits = {"cluster.topology": "hgx-b200", "model.dtype": "fp8"}
+    assert "15% of kernels that none of them ran" in str(told["hgx-b300"])
+    in_8_bits = {"cluster.topology": "hgx-b300", "model.dtype": "fp8"}
     assert "25% of kernels that none of them ran" in str(trust(load("fsdp_llama3_8b_64x8_h100", in_8_bits).prepare()))
+
+
+def test_a_range_is_wider_on_an_old_generation_but_volta():
+    volta, turing, pascal = (ranges.of_step("single", arch=arch) for arch in ("sm70", "sm75", "sm61"))
+    assert volta == ranges.of_step("single")
+    assert turing.p90 == pytest.approx(np.hypot(volta.p90, ranges.AGED_WIDTH))
+    assert (turing.known, pascal.known) == ("similar", "new")
+    assert pascal.p90 > turing.p90 > volta.p90
+    assert pascal.p50 > turing.p50 > volta.p50
+    told = trust(load("ddp_gpt2_xl_2x8_a100", {"cluster.topology": "pcie-rtx2080ti"}).prepare())
+    assert told.aged == ranges.AGED_WIDTH
+    assert "wider by 50% for libraries as old as the GPU" in str(told)
 
 
 def test_generations_with_steps_are_those_with_eight_in_the_tables():
@@ -222,7 +234,7 @@ def test_generations_with_steps_are_those_with_eight_in_the_tables():
     assert min(counts.values()) < command.FEWEST <= max(counts.values())
     for arch, count in counts.items():
         assert ranges.has_steps(arch) == (count >= command.FEWEST), arch
-    assert not any(map(ranges.has_steps, {"sm100", "sm120"} - counts.keys()))
+    assert not any(map(ranges.has_steps, {"sm103", "sm121"} - counts.keys()))
 
 
 def test_a_split_model_beside_zero_is_known_no_better_than_zero():

@@ -322,8 +322,8 @@ def _checkpointing(options: dict[Key, OptionValue]) -> list[str]:
 
 def _early_stop(options: dict[Key, OptionValue]) -> None:
     """Say that recomputation goes on to a block's end, torchtitan 0.2's default (``ActivationCheckpoint.early_stop``);
-    0.1 and 0.3 have no such option, and PyTorch's is to stop, as is played of FSDP. A compiled block has nothing that nobody reads, whatever
-    is asked, and what is selected is computed again by operators. Changes ``options``."""
+    0.1 and 0.3 have no such option, and PyTorch's is to stop, as is played of FSDP. A compiled block has nothing that
+    nobody reads, whatever is asked, and what is selected is computed again by operators. Changes ``options``."""
     key: Key = ("config", "activation_checkpoint.early_stop")
     mode = options.get(("config", "activation_checkpoint.mode"))
     if mode is None or str(mode.value) != "full" or _is_on(options, "compile.enable") or _is_on(options, key[1]):

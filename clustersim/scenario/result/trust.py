@@ -34,8 +34,8 @@ class Trust(msgspec.Struct, frozen=True):
     """The range around a step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from, and
     ``as_of``, the day of the validation; ``assumed`` : the half-width (nine in ten) of what the GPU's own file leaves
     open, which is in both; ``narrowed`` : the share of the range that measured steps left; ``unseen`` : the GPU, where
-    none of the steps ran on its generation, which both are wider for, by ``unseen_width``; ``kind`` : which published
-    steps it is like (:func:`step_kind`)."""
+    none of the steps ran on its generation, which both are wider for, by ``unseen_width``; ``aged`` : the same for the
+    libraries of an old generation; ``kind`` : which published steps it is like (:func:`step_kind`)."""
 
     p50: float
     p90: float
@@ -47,6 +47,7 @@ class Trust(msgspec.Struct, frozen=True):
     unseen: str = ""
     kind: str = ""
     unseen_width: float = 0.0
+    aged: float = 0.0
 
     def __str__(self) -> str:
         if self.narrowed < 1:
@@ -62,10 +63,13 @@ class Trust(msgspec.Struct, frozen=True):
         )
         more = f", and wider by the {self.unseen_width:.0%} of kernels that none of them ran: a {self.unseen}'s"
         assumed = f"; with {self.assumed:.0%} for what is assumed of the GPU"
+        more = more if self.unseen else ""
+        if self.aged:
+            more += f", and wider by {self.aged:.0%} for libraries as old as the GPU, which steps on such were run with"
         return (
             f"+-{self.p50:.0%}: half of steps like this are within it, and one in ten is off by more than "
             f"{self.p90:.0%}, where host, network or software are not as described; by {self.rows:,} published ones of "
-            f"this kind ({publishers}){'' if self.kind == OFFLOAD else wider}{more if self.unseen else ''}. Numbers of "
+            f"this kind ({publishers}){'' if self.kind == OFFLOAD else wider}{more}. Numbers of "
             "your own machine ([measured], clustersim calibrate) narrow it" + (assumed if self.assumed else "")
         )
 
@@ -145,4 +149,5 @@ def trust_in(kind: str, gpu: Device, dtype: str, left: float = 1.0) -> Trust:
         unseen,
         kind,
         unseen_width(dtype) if unseen else 0.0,
+        ranges.aged_width(arch),
     )
