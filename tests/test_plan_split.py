@@ -461,7 +461,7 @@ def test_tensor_parallelism_leaves_a_node_only_where_the_plan_allows_it():
 
 MIXTURE = {
     "model": {"hf_config": "moe.json", "seq_len": 64, "implementation": "fused", "attention": "flash"},
-    "machines": [{"topology": "hgx-b200", "nodes": [1]}, {"topology": "hgx-h100", "nodes": [1]}],
+    "machines": [{"topology": "hgx-b300", "nodes": [1]}, {"topology": "hgx-h100", "nodes": [1]}],
     "batch": {"samples": 16},
     "try": {
         "micro_batch_size": [1],
