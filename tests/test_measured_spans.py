@@ -335,16 +335,16 @@ def test_a_plan_takes_links_inside_a_node_and_a_network_as_collective_does():
 
 
 def test_a_robust_choice_takes_kernels_as_widely_as_a_step_on_that_gpu_is_known():
-    """Kernels of a B200, of whose generation no step is published, had the range of an H100's."""
+    """Kernels of a B300, of whose generation few steps are published, had the range of an H100's."""
     widths = {}
-    for name, dtype in (("hgx-h100", "bf16"), ("hgx-b200", "bf16"), ("hgx-b200", "fp8")):
+    for name, dtype in (("hgx-h100", "bf16"), ("hgx-b300", "bf16"), ("hgx-b300", "fp8")):
         machine = fabrics.load(name, nodes=2)
         (kernels,) = [number for number in uncertain(machine, dtype) if number.name == "kernels"]
         around = trust_in("single", machine.node_types[0].gpu, dtype)
         assert kernels.low == pytest.approx(1 / (1 + around.p90))
         assert kernels.high == pytest.approx(1 / (1 - around.p90))
         widths[name, dtype] = around.p90
-    assert widths["hgx-h100", "bf16"] < widths["hgx-b200", "bf16"] < widths["hgx-b200", "fp8"]
+    assert widths["hgx-h100", "bf16"] < widths["hgx-b300", "bf16"] < widths["hgx-b300", "fp8"]
 
 
 HELD_OUT = (
