@@ -8,14 +8,14 @@ Names and defaults: huggingface/trl ``trl/trainer/model_config.py`` and PEFT's `
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from clustersim.core.errors import ClusterSimError, ModelError, ScenarioError
 from clustersim.core.texts import data_table, shown
-from clustersim.files.launch.files import Key, OptionValue
+from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.model.adapter_setting import ALL_LINEAR, UnknownTarget, compiled, is_pattern
 from clustersim.scenario import Scenario
@@ -63,6 +63,30 @@ def passed_over(tables: Tables, notes: list[str], check: Callable[[], Scenario])
                 raise
             tables["model"]["adapter"] = adapter | {"target_modules": left}
             notes.append(f"adapters: {shown(unknown)} names no linear of the model, and is passed over, as PEFT does")
+
+
+_TELLS = re.compile(r"(?<![a-z])(q?lora|peft)(?![a-z])")
+_ASKS = frozenset((*(row.option for row in LIBRARIES), "use_lora", "lora", "peft", "stage"))
+"""Options of which one says whether there are adapters; the last is LLaMA-Factory's, whose own says so."""
+
+
+def refuse_untold(read: Sequence[Document], options: Options) -> None:
+    """Raise :class:`ScenarioError` for a script whose own name, or whose output's, tells of adapters that no
+    option asks for: all parameters would be played as trained."""
+    if _ASKS & {name for _, name in options}:
+        return
+    for file in read:
+        if file.kind != "shell" or re.search("swift|llamafactory|axolotl", file.program):
+            continue
+        output = file.options.get(("args", "output_dir"))
+        for words in (file.program, "" if output is None else str(output.value)):
+            name = words.rstrip("/").rsplit("/", 1)[-1]
+            told = _TELLS.search(name.lower())
+            if told is not None:
+                raise ScenarioError(
+                    f"{file.name}: {name} tells of {told[0]}, and no word that is known asks for adapters; say "
+                    "use_peft, lora_r and lora_target_modules, or use_peft false where all parameters are trained"
+                )
 
 
 def _unknown_target(wrong: BaseException | None) -> str | None:

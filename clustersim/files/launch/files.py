@@ -91,6 +91,12 @@ class Document:
     environment: dict[str, str] = field(default_factory=dict)
     launch: Launch | None = None
 
+    @property
+    def started_by(self) -> str:
+        """The launcher of a script's command, or Python itself where none is; empty of a file that is no script."""
+        option = self.options.get(("args", "launcher"))
+        return "" if option is None else str(option.value).partition(" ")[0].rsplit("/", 1)[-1]
+
 
 def documents(files: Sequence[str | Path | Document]) -> list[Document]:
     """Every file, read where it is not yet; those that a script writes itself come with it.

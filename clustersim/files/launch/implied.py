@@ -36,6 +36,10 @@ GROUPED = "moe_grouped_gemm"
 """Megatron-LM's option for one product of all experts of a rank."""
 EARLIER = ("checkpoint_activations", "activations_checkpoint_method")
 """Options of Megatron-LM before 3.0 for whole layers, a layer at a time unless told otherwise."""
+LOCAL = (*EARLIER, "DDP_impl")
+"""Options that Megatron-LM had until core 0.4 alone, of 2023, when ``transformer_impl`` was ``local`` by default."""
+FLASH = "use_flash_attn"
+"""Its option for flash attention without Transformer Engine."""
 
 
 def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
@@ -56,6 +60,8 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
         fields.setdefault(name, value)
     notes += _masters(fields)
     notes += _recomputed(fields)
+    notes += _of_earlier_release(table, options, fields)
+    notes += _unfused(table, options, fields)
     notes += _graphs(fields)
     notes += _scores(table, fields)
     notes += _in_fp32(table, fields)
@@ -65,7 +71,7 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
         raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
     trained = trains(parts.files, table, options) if parts.model is None else ""
     notes += _vocabulary(options, fields)
-    notes += _model(fields, parts.model, (parts.files[0].name, parts.folder), trained)
+    notes += _model(parts, trained)
     notes += filled(fields, parts.folder)
     if fields.get("strategy.kind") == "single":
         for name in ("nodes", "gpus_per_node"):
@@ -81,6 +87,8 @@ def _adapters(
     used: set[Key],
 ) -> list[str]:
     """Put the adapters that options ask for into the fields, and what was read into ``used``; returns notes."""
+    if table.name == "accelerate":
+        adapters.refuse_untold(read, options)
     if table.name in _PEFT:
         return adapters.taken(options, fields, used)
     if table.name == "nemo":
@@ -90,12 +98,11 @@ def _adapters(
     return []
 
 
-def _model(fields: ScenarioFields, model: str | None, files: tuple[str, Path], trained: str) -> list[str]:
-    """``[model]``'s name, from its sizes where no name is said; returns notes. ``files`` : the first that is read, and
-    the folder of the scenario."""
-    file, folder = files
+def _model(parts: LaunchParts, trained: str) -> list[str]:
+    """``[model]``'s name, from its sizes where no name is said; returns notes."""
+    fields, model, file = parts.fields, parts.model, parts.files[0].name
     if model is not None:
-        shapes.refuse_contradiction(model, folder, fields, fields.by)
+        shapes.refuse_contradiction(model, parts.folder, fields, fields.by)
         fields["model.hf_config" if shapes.is_config_path(model) else "model.name"] = model
         return []
     if "model.name" in fields:
@@ -103,8 +110,9 @@ def _model(fields: ScenarioFields, model: str | None, files: tuple[str, Path], t
         return shapes.altered(fields, fields.by)
     layers = fields.pop("shape.experts.layers", None)
     sizes = {name[6:]: value for name, value in fields.items() if name.startswith("shape.")}
+    names = [Path(read.name).name for read in parts.files] + [str(option.value) for option in parts.options.values()]
     sized_model = shapes.model_for(
-        file, sizes, causal=trained != "encoder", seq_len=int(fields.get("model.seq_len") or 0)
+        file, sizes, causal=trained != "encoder", seq_len=int(fields.get("model.seq_len") or 0), words=" ".join(names)
     )
     if layers is not None:
         sized_model = shapes.with_expert_layers(sized_model, str(layers), fields.by.get("shape.experts.layers"), file)
@@ -183,6 +191,27 @@ def _recomputed(fields: ScenarioFields) -> list[str]:
     if layers is not None and not full and fields.get("parallel.framework", MEGATRON) == MEGATRON:
         del fields["parallel.recompute_num_layers"]
     return []
+
+
+def _of_earlier_release(table: FrameworkTable, options: Mapping[Key, OptionValue], fields: ScenarioFields) -> list[str]:
+    """Kernels of a Megatron-LM script that has options of before Transformer Engine was its default; returns a note."""
+    earlier = next((option for (_, name), option in options.items() if name in LOCAL), None)
+    if table.name != "megatron" or earlier is None or "model.implementation" in fields.by:
+        return []
+    fields["model.implementation"] = "megatron"
+    return [f"{earlier.where}: {earlier.name} is of Megatron-LM before core 0.4, whose --transformer-impl was local"]
+
+
+def _unfused(table: FrameworkTable, options: Mapping[Key, OptionValue], fields: ScenarioFields) -> list[str]:
+    """Attention of Megatron-LM without Transformer Engine, whose scores are in memory unless an option asks for flash
+    attention (core/transformer/dot_product_attention.py, ``LocalSpecProvider``); returns a note."""
+    if table.name != "megatron" or fields.get("model.implementation") != "megatron" or "model.attention" in fields:
+        return []
+    flash = next((option for (_, name), option in options.items() if name == FLASH and option.is_on), None)
+    fields["model.attention"] = "eager" if flash is None else "fa2"
+    return (
+        [] if flash else ["no --use-flash-attn: scores of attention are in memory, as transformer_impl local has them"]
+    )
 
 
 def _asked(fields: ScenarioFields, name: str) -> bool:

@@ -110,9 +110,7 @@ def _unlaunched(read: Sequence[Document], table: FrameworkTable, fields: Scenari
         return []
     taken = "all GPUs of each node" if visible is None else f"the GPUs of {visible.name}"
     for file in read:
-        launcher = file.options.get(("args", "launcher"))
-        words = "" if launcher is None else str(launcher.value)
-        if words.rsplit("/", 1)[-1].startswith("python") and file.program.endswith(".py"):
+        if file.started_by.startswith("python") and file.program:
             return [
                 f"{file.name}: no launcher starts {file.program}, which alone is one rank; {taken} are "
                 "taken as if one did: of one GPU say --nodes 1 --gpus-per-node 1"

@@ -233,7 +233,7 @@ def _whole(launch: Launch, variables: ScriptVariables) -> None:
     _scheduled(launch, seen)
     _only_running_tells(launch, seen)
     for tool, options in launch.tools:
-        if tool == "torchrun" and "nproc_per_node" not in options and "..." not in options and options:
+        if tool == "torchrun" and "nproc_per_node" not in options and "..." not in options:
             said_by = launch.machine.get("gpus_per_node")
             launch.notes.append(
                 "torchrun has no --nproc_per_node, of which it would start one rank on each node; "

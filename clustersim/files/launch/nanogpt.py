@@ -81,9 +81,7 @@ def _samples(options: dict[Key, OptionValue], where: str) -> None:
 def _ranks(read: Sequence[Document], options: dict[Key, OptionValue]) -> None:
     """One GPU where no launcher starts ``train.py``, which asks for RANK."""
     for file in read:
-        launcher = file.options.get(("args", "launcher"))
-        word = "" if launcher is None else str(launcher.value).rsplit("/", 1)[-1]
-        if word.startswith("python") and file.program.endswith(PROGRAM) and not file.machine:
+        if file.started_by.startswith("python") and file.program.endswith(PROGRAM) and not file.machine:
             options["config", "nanogpt.kind"] = OptionValue("python", "single", file.name)
             file.notes.append(f"{file.name}: no launcher starts {file.program}: one GPU")
 

@@ -137,11 +137,12 @@ def _shipped(causal: bool = True) -> dict[str, Leaves]:
     }
 
 
-def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0) -> ShippedModel:
+def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0, words: str = "") -> ShippedModel:
     """The shipped model of these sizes, or that of its kind whose sizes differ least, with the differences as options.
 
     causal : whether it is a decoder; else an encoder, whose tokens see all others. seq_len : tokens of a sample, 0
-        where none says; a window of as many or more changes nothing.
+        where none says; a window of as many or more changes nothing. words : names of files and folders, which tell
+        models of the same sizes apart where none says the vocabulary.
 
     Raises :class:`ScenarioError` naming ``file`` where none is of the kind, or too little is said.
     """
@@ -157,7 +158,7 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
         )
     wanted = completed(stated) | ({"embedding_norm": bool(stated.get("embedding_norm"))} if causal else {})
     wanted.setdefault("norm_weight", True)
-    name = _nearest(wanted, stated, causal)
+    name = _nearest(wanted, stated, causal, words)
     if name is None:
         return _altered(file, wanted, causal)
     has = _shipped(causal)[name]
@@ -171,9 +172,10 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
     return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]), dense_ff)
 
 
-def _nearest(wanted: Leaves, stated: Table, causal: bool) -> str | None:
+def _nearest(wanted: Leaves, stated: Table, causal: bool, words: str) -> str | None:
     """The shipped model of this kind whose sizes differ least; None where none is of the kind."""
-    best: tuple[int, bool, str] | None = None
+    named = "" if "vocab" in wanted else _letters(words)
+    best: tuple[int, bool, bool, str] | None = None
     for name, has in _shipped(causal).items():
         leaves_asked = (*KINDS, *_of(wanted), *_of(has))
         unlike = any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in leaves_asked)
@@ -184,9 +186,18 @@ def _nearest(wanted: Leaves, stated: Table, causal: bool) -> str | None:
         if unlike or any((leaf in wanted) != (leaf in has) for leaf in ("experts.count", "latent.kv_rank")):
             continue
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
-        candidate = (away, not _is_as_long(name, stated), name)
+        candidate = (away, _letters(name) not in named, not _is_as_long(name, stated), name)
         best = min(best or candidate, candidate)
-    return best and best[2]
+    return best and best[-1]
+
+
+def _letters(words: str) -> str:
+    """A name's letters and digits, whatever case and marks it is written with.
+
+    >>> _letters("Meta-Llama-3.1_8B")
+    'metallama318b'
+    """
+    return re.sub(r"[\W_]+", "", words.lower())
 
 
 def _kind_options(file: str, wanted: Leaves, has: Leaves, seq_len: int) -> Leaves:

@@ -12,6 +12,9 @@ DEPTH = 40
 
 OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", ";", "|", "&", "(", ")")
 _REDIRECTION = re.compile(r"(?:\d+)?(<<<|<<-|<<|<&|<>|>>|>&|>\||>|<)|(&>>|&>)")
+_PLACEHOLDER = re.compile(r"(?<![^\s='\"/])<([A-Za-z](?:[\w ./:-]*\w)?)>(?=[\s'\"/;,]|$)")
+"""A word in angle brackets that a person is to fill in. A shell would read a file of its name and write into one of the
+next word's, which nobody means: the option behind it would be left out."""
 _ARRAY = re.compile(r"\w+(\[[^\]]*\])?\+?=")
 
 
@@ -81,7 +84,8 @@ def _until(text: str, at: int, close: str, depth: int) -> int:
 
 class _Lexer:
     def __init__(self, text: str, where: str) -> None:
-        self.text = text.replace("\r\n", "\n").replace("\0", "")
+        plain = text.replace("\r\n", "\n").replace("\0", "")
+        self.text = _PLACEHOLDER.sub(lambda held: f"${{{re.sub(r'[^a-zA-Z0-9]+', '_', held[1])}}}", plain)
         self.where = where
         self.at = 0
         self.found: list[Token] = []

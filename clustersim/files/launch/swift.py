@@ -221,8 +221,7 @@ def _refuse_placed(command: Document) -> None:
     """Raise where one process has several GPUs, over which ``device_map`` places layers."""
     ranks = command.machine.get("cluster.gpus_per_node")
     said = None if ranks is None else (ranks.name, str(ranks.value))
-    launcher = str(getattr(command.options.get(("args", "launcher")), "value", ""))
-    bare = command.program in COMMANDS or (command.program in SWIFT and launcher.startswith("python"))
+    bare = command.program in COMMANDS or (command.program in SWIFT and command.started_by.startswith("python"))
     if bare and (said is None or (said[0] in VISIBLE and said[1] != "1")):
         raise ScenarioError(
             f"{command.name}: {command.program} without NPROC_PER_NODE is one process, which places layers over the "

@@ -200,8 +200,7 @@ def _unsaid_strategy(read: Sequence[Document]) -> None:
     if not any(file.kind == "shell" for file in read):
         read[0].notes.append(f"{read[0].name}: no file says how it is launched: DDP, as the Trainer has it without one")
     for file in read:
-        launcher = file.options.get(("args", "launcher"))
-        if launcher is not None and str(launcher.value).rsplit("/", 1)[-1] == "deepspeed":
+        if file.started_by == "deepspeed":
             file.notes.append(
                 f"{file.name}: deepspeed starts the ranks, and no option names its configuration: DDP, as the Trainer "
                 "has it without one; of a script that makes one itself give that as a .json file too"

@@ -1,0 +1,149 @@
+"""What names, placeholders and the release of an option tell, which no option says."""
+
+import pytest
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files import launch as exchange
+from clustersim.files.launch.files import document
+
+MACHINE = {"topology": "hgx-h100", "nodes": 1}
+BARE = "--per_device_train_batch_size 1 --max_seq_length 1024 --bf16 --model_name_or_path Qwen/Qwen3-8B"
+
+
+def script(text, name="run.sh", **asked):
+    return exchange.read([document(text, name)], MACHINE, **asked)
+
+
+# ---- who starts a script ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "start", ["python train.py", "python train/sft/own.py", "/opt/bin/python3 a/own.py", "python -m own"]
+)
+def test_a_script_in_a_folder_that_no_launcher_starts_is_told_of(start):
+    words = "no launcher starts"
+    assert any(words in note for note in script(f"export CUDA_VISIBLE_DEVICES=0,1\n{start} {BARE}").notes)
+    assert not any(words in note for note in script(f"torchrun --nproc_per_node 8 a/own.py {BARE}").notes)
+
+
+def test_nanogpts_script_in_a_folder_is_one_gpu():
+    config = document("n_layer = 4\nn_head = 4\nn_embd = 128\nblock_size = 64\n", "config/own.py")
+    made = exchange.read(
+        [document("python nanoGPT/train.py config/own.py", "run.sh"), config], {"topology": "hgx-h100"}
+    )
+    assert made.tables["strategy"]["kind"] == "single"
+
+
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [("torchrun", True), ("python -m torch.distributed.launch", True), ("torchrun --nproc_per_node 8", False)],
+)
+def test_torchrun_without_a_number_of_ranks_is_told_of(start, told):
+    notes = script(f"{start} train.py {BARE}").notes
+    assert any("torchrun has no --nproc_per_node" in note for note in notes) == told
+
+
+# ---- placeholders ----------------------------------------------------------------------------------------------------
+
+
+def test_a_word_in_angle_brackets_is_to_be_filled_in_and_takes_no_option_with_it():
+    with pytest.raises(ScenarioError, match=r"path_to_the_model.* is set nowhere in the script"):
+        script(f"torchrun --nproc_per_node 8 train.py {BARE.replace('Qwen/Qwen3-8B', '<path to the model>')}")
+    made = script(f"torchrun --master_addr <your-ip> --nproc_per_node 2 train.py --output_dir=<out> {BARE}")
+    assert made.tables["cluster"]["gpus_per_node"] == 2
+
+
+@pytest.mark.parametrize(
+    "redirection", ["<in.txt >out.txt", "< in.txt > out.txt", "<in.txt > out.txt", "2>&1 | tee a.log"]
+)
+def test_redirections_are_none(redirection):
+    made = script(f"torchrun --nproc_per_node 2 train.py {BARE} {redirection}")
+    assert made.tables["cluster"]["gpus_per_node"] == 2
+    assert not made.unknown
+
+
+# ---- adapters that a name alone tells of -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["finetune_lora.py", "-m own.run-lora-packed", "train.py --output_dir out/qlora-8b"])
+def test_a_name_that_tells_of_adapters_is_asked_about(start):
+    with pytest.raises(ScenarioError, match=r"tells of q?lora, and no word that is known asks for adapters"):
+        script(f"torchrun --nproc_per_node 2 {start} {BARE}")
+    assert script(f"torchrun --nproc_per_node 2 {start} {BARE} --use_peft false").tables["strategy"]["kind"] == "ddp"
+
+
+def test_a_name_with_these_letters_in_another_word_tells_nothing():
+    assert script(f"torchrun --nproc_per_node 2 explorations.py {BARE} --output_dir out/floral").tables
+
+
+def test_llamafactorys_folder_is_not_asked_about_where_all_parameters_are_trained():
+    words = "llamafactory-cli train --stage sft --finetuning_type full --output_dir saves/lora --cutoff_len 512 --bf16"
+    assert script(f"{words} --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1").tables
+
+
+# ---- Megatron-LM -----------------------------------------------------------------------------------------------------
+
+LLAMA_70B = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 "
+    "--num-attention-heads 64 --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear --seq-length 4096 "
+    "--max-position-embeddings 8192 --attention-dropout 0 --hidden-dropout 0 --tensor-model-parallel-size 8 "
+    "--micro-batch-size 1 --global-batch-size 8 --bf16 "
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "model"),
+    [
+        ("submit-llama3-70b.sh", "", "llama3-70b"),
+        ("run.sh", "--load /ckpt/Llama-2-70B_mcore", "llama2-70b"),
+        ("run.sh", "--wandb-exp-name codellama_70b", "codellama-70b"),
+        ("submit-llama3-70b.sh", "--vocab-size 32000", "llama2-70b"),
+    ],
+)
+def test_models_of_the_same_sizes_are_told_apart_by_names_where_nobody_says_the_vocabulary(name, words, model):
+    assert script(LLAMA_70B + words, name).tables["model"]["name"] == model
+
+
+@pytest.mark.parametrize(
+    ("words", "in_fp32"),
+    [
+        ("", None),
+        ("--use-precision-aware-optimizer --main-grads-dtype bf16", False),
+        ("--use-precision-aware-optimizer --main-grads-dtype fp32", None),
+        ("--accumulate-allreduce-grads-in-fp32", True),
+    ],
+)
+def test_gradients_are_reduced_in_the_type_that_the_optimizer_takes_them_in(words, in_fp32):
+    # validate_args of megatron/training/arguments.py: fp32 where main_grads_dtype is, which it is by default
+    assert script(LLAMA_70B + words).tables["parallel"].get("grad_reduce_in_fp32") == in_fp32
+
+
+GPT = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 "
+    "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 8 --fp16 "
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "implementation", "attention"),
+    [
+        ("", "fused", None),
+        ("--DDP-impl local", "megatron", "eager"),
+        ("--checkpoint-activations", "megatron", "eager"),
+        ("--DDP-impl torch --use-flash-attn", "megatron", "fa2"),
+        ("--DDP-impl local --transformer-impl transformer_engine", "fused", None),
+        ("--transformer-impl local", "megatron", "eager"),
+        ("--transformer-impl local --attention-backend fused", "megatron", "cudnn"),
+    ],
+)
+def test_kernels_are_those_of_the_release_that_had_the_option(words, implementation, attention):
+    model = script(GPT + words).tables["model"]
+    assert (model["implementation"], model.get("attention")) == (implementation, attention)
+
+
+def test_torchtitans_llama_2_is_known_by_its_flavor():
+    model = '[model]\nname = "llama2"\nflavor = "13B"\n'
+    text = f"{model}[training]\nbatch_size = 2\nseq_len = 4096\ndata_parallel_degree = -1\n"
+    made = exchange.read([document(text, "a.toml")], MACHINE)
+    assert made.tables["model"]["name"] == "llama2-13b"
