@@ -682,3 +682,11 @@ def test_hwlocs_xml_of_a_later_version_is_refused_and_not_read_without_its_nics(
     later = '<topology version="3.0"><object type="Machine"/></topology>'
     with pytest.raises(TopologyError, match=r"hwloc's XML 3\.0, and 1\.x and 2\.x are read"):
         topology_text(_numbered(tmp_path, later, 0))
+
+
+@pytest.mark.parametrize(("gpu", "rate"), [("H100", 63), ("B200", 63), ("GB300", 126), ("B300", 126), ("RTX 5090", 63)])
+def test_pcie_is_of_the_gpus_generation(tmp_path, gpu, rate):
+    matrix = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNODE\t0-15\t0\nGPU1\tNODE\t X \t0-15\t0\n"
+    machine = made(tmp_path, matrix, gpu=gpu)
+    slots = [link for link, kind in enumerate(machine.link_kinds) if kind == "pcie"]
+    assert {round(float(machine.link_bandwidth[link]) / 1e9) for link in slots} == {rate}

@@ -147,3 +147,55 @@ def test_torchtitans_llama_2_is_known_by_its_flavor():
     text = f"{model}[training]\nbatch_size = 2\nseq_len = 4096\ndata_parallel_degree = -1\n"
     made = exchange.read([document(text, "a.toml")], MACHINE)
     assert made.tables["model"]["name"] == "llama2-13b"
+
+
+# ---- NeMo 1 and its launcher -----------------------------------------------------------------------------------------
+
+LAUNCHED = (
+    "python3 /opt/NeMo-Megatron-Launcher/launcher_scripts/main.py training=llama/own stages=[training] data_dir=/data "
+    "training.trainer.num_nodes=2 training.model.global_batch_size=64 "
+)
+CONF = """
+defaults: [_self_]
+hydra: {searchpath: [file:///opt/NeMo/examples/nlp/language_modeling/conf]}
+run: {name: own, results_dir: "${base_results_dir}/${.name}"}
+trainer: {num_nodes: 64, devices: 8, precision: bf16}
+model: {micro_batch_size: 1, global_batch_size: 2048, tensor_model_parallel_size: 2, num_layers: 32, hidden_size: 4096,
+  ffn_hidden_size: 14336, num_attention_heads: 32, num_query_groups: 8, encoder_seq_length: 8192, bias: false,
+  activation: fast-swiglu, normalization: rmsnorm, position_embedding_type: rope, hidden_dropout: 0,
+  attention_dropout: 0, share_embeddings_and_output_weights: false, megatron_amp_O2: true,
+  max_position_embeddings: 8192,
+  optim: {name: mcore_distributed_optim, overlap_grad_sync: true}}
+"""
+
+
+def test_a_command_of_nemos_launcher_changes_the_file_that_it_chooses():
+    with pytest.raises(ScenarioError, match="training names llama/own; give that file too"):
+        script(LAUNCHED)
+    made = exchange.read([document(LAUNCHED, "run.sh"), document(CONF, "own.yaml")], {"topology": "hgx-h100"})
+    assert (made.tables["cluster"]["nodes"], made.tables["parallel"]["global_batch_size"]) == (2, 64)
+    assert not made.unknown
+
+
+@pytest.mark.parametrize(("word", "in_fp32"), [("fp32", None), ("bf16", False), ("torch.bfloat16", False)])
+def test_nemo_1_reduces_gradients_in_the_type_that_its_optimizer_says(word, in_fp32):
+    # megatron_gpt_model.py setup_mcore_distributed_parallel: grad_reduce_in_fp32 of optim.grad_sync_dtype
+    conf = document(CONF.replace("overlap_grad_sync", f"grad_sync_dtype: {word}, overlap_grad_sync"), "own.yaml")
+    made = exchange.read([conf], {"topology": "hgx-h100"})
+    assert made.tables["parallel"].get("grad_reduce_in_fp32") == in_fp32
+
+
+# ---- configurations that are programs of a framework that is not read -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "title"),
+    [
+        ("own.py", "pretrained_model_name_or_path = 'a/b'\nbatch_size = 1\naccumulative_counts = 16\n", "XTuner"),
+        ("run.sh", "NPROC_PER_NODE=8 xtuner train own_qlora --deepspeed deepspeed_zero2\n", "XTuner"),
+        ("own.py", "hybrid_zero_optimizer = dict(clip_grad_norm=1.0)\nparallel = dict(tensor=1)\n", "InternEvo"),
+    ],
+)
+def test_programs_of_frameworks_that_are_not_read_are_told_by_name(name, text, title):
+    with pytest.raises(ScenarioError, match=f"is of {title}, whose files are not read"):
+        script(text, name)

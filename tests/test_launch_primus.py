@@ -349,3 +349,8 @@ def test_fused_attention_is_composable_kernel_s_on_amd_and_told():
     a100 = {"topology": "hgx-a100", "nodes": 1}
     with pytest.raises(ScenarioError, match=r"a\.yaml.*attention_backend 'fused'.*'cudnn' does not run on A100"):
         read(("a.yaml", experiment(DENSE | {"attention_backend": "fused"})), machine=a100)
+
+
+def test_what_an_experiment_says_by_an_earlier_name_counts_against_the_presets():
+    fields = had("training: {batch_size: 3}", model="llama3.1_70B.yaml", framework="torchtitan")
+    assert fields["batch.micro"] == 3

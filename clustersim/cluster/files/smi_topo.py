@@ -35,7 +35,7 @@ _WORDS = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
 _GLUED = re.compile(rf"(?:GPU\d+|NIC\d+){{2,}}|(?:{_WORDS.pattern}){{2,}}")
 _GLUED_PART = re.compile(rf"GPU\d+|NIC\d+|{_WORDS.pattern}")
 """Columns between which reports of many NICs (collect_env of PyTorch and vLLM) lose the space."""
-_SPEEDS = ((90, "32.0"), (80, "16.0"), (0, "8.0"))
+_SPEEDS = ((104, "32.0"), (103, "64.0"), (90, "32.0"), (80, "16.0"), (0, "8.0"))
 """GT/s of a lane, by compute capability from there on."""
 RACKS = ("GB200", "GB300")
 """GPUs whose trays share NVSwitches in a rack."""

@@ -185,6 +185,10 @@ def _of_program(text: str, name: str) -> Document:
             if (configuration := reader(tree, name)) is not None:
                 configuration.notes += [f"{name}: {note}" for note in environment.unplayed(environment.set_by(tree))]
                 return configuration
+        assigned = (target for line in tree.body if isinstance(line, ast.Assign) for target in line.targets)
+        other = unread.of_file("", {target.id: "" for target in assigned if isinstance(target, ast.Name)})
+        if other is not None:
+            raise ScenarioError(f"{name}: {other.refusal}")
     if "configurator.py" in text:
         raise ScenarioError(
             f"{name}: is nanoGPT's program; give a file of its config/, or the command that runs it with --n_layer and "

@@ -65,6 +65,7 @@ def parts_of(
 ) -> LaunchParts:
     """The options of all files, as the framework's table names them; the model's config.json, where one is given."""
     read_files, framework = primus.unfolded(documents(files), framework)
+    recipes.unstaged(read_files)
     table = load(framework_of(read_files, framework))
     trainer.arranged(read_files, table)
     recipes.arranged(read_files, table)

@@ -175,6 +175,7 @@ def _document(file: Document, own: Table, base: Table, presets: Presets) -> Docu
         source = file.name if is_own else f"presets of {file.name}"
         experiment.options["config", path] = OptionValue(path, value, source)
     if titan:
+        primus_titan.yielded(experiment, set(stated))
         primus_titan.arranged(experiment)
     else:
         experiment.options[FRAMEWORK] = OptionValue("framework", presets.framework, file.name)

@@ -6,7 +6,7 @@ of its torchtitan backend.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
@@ -28,6 +28,19 @@ UNCHANGED = {f"{MODEL}{name}" for name in ("hf_assets_path", "tokenizer_path", "
     f"{MODEL}{name}" for name in ("attn_type", "attn_mask_type", "use_flex_attn", "norm_type")
 }
 """Options of a model that leave its flavor's sizes as they are, and are judged by torchtitan's table."""
+
+
+def yielded(experiment: Document, stated: Set[str]) -> None:
+    """Leave out what presets say of a field of which the experiment says it by another name, as earlier releases of
+    torchtitan have it (``training.batch_size``). Changes the document.
+
+    stated : options that the experiment itself says.
+    """
+    fields = {row.option: row.field for row in load("torchtitan").every()}
+    own = {fields[path] for path in stated if path in fields and ("config", path) in experiment.options}
+    for at, path in list(experiment.options):
+        if path not in stated and fields.get(path) in own:
+            del experiment.options[at, path]
 
 
 def arranged(experiment: Document) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import data_table
 from clustersim.files.launch.files import Document, OptionValue
+from clustersim.files.launch.interpolation import STAGES
 from clustersim.files.launch.table import FrameworkTable, load
 from clustersim.model import named_models as models
 from clustersim.model.published import configs
@@ -32,6 +33,22 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     for document in read:
         if document.kind in {"yaml", "json"}:
             arrange(document)
+
+
+def unstaged(read: Sequence[Document]) -> None:
+    """What a command of NeMo-Framework-Launcher changes below a stage (``training=llama/llama3_8b
+    training.model.micro_batch_size=2``), by the names of the file that it chooses. Changes the documents."""
+    for command in read:
+        stage = next((stage for stage in STAGES if ("config", stage) in command.overrides), None)
+        if stage is None or ("config", "stages") not in command.overrides:
+            continue
+        chosen = command.overrides.pop(("config", stage))
+        del command.overrides["config", "stages"]
+        if all(file.kind == "shell" for file in read):
+            command.options["args", "config_name"] = chosen  # the file, which is asked for
+        for at, name in [key for key in command.overrides if key[1].startswith(f"{stage}.")]:
+            own = command.overrides.pop((at, name))
+            command.overrides[at, name.removeprefix(f"{stage}.")] = own
 
 
 _FIRST_NAMES = {
