@@ -185,7 +185,7 @@ def test_nemo_1_reduces_gradients_in_the_type_that_its_optimizer_says(word, in_f
     assert made.tables["parallel"].get("grad_reduce_in_fp32") == in_fp32
 
 
-# ---- configurations that are programs of a framework that is not read -------------------------------------------------
+# ---- configurations that are programs of a framework that is not read ------------------------------------------------
 
 
 @pytest.mark.parametrize(
