@@ -153,6 +153,16 @@ def test_who_is_a_collective_behind_and_where_it_should_be(tmp_path: Path):
     assert "its last call there is 3, nccl:all_reduce of [[1000]] Float (train.py:103)" in told.lines[1]
 
 
+def test_sizes_that_differ_are_told_beside_a_rank_that_never_called(tmp_path: Path):
+    odd = calls(entry(4, "started", inputs=[[900]]))
+    usual = calls(entry(4, "started"))
+    told = hang(tmp_path, {0: usual, 1: odd, 2: calls(None), 3: usual, 4: usual}, [("0", "default_pg", list(range(5)))])
+    (fault,) = told.faults
+    assert (fault.cause, fault.missing) == ("never_called", [2])
+    assert "ranks 0, 1, 3, 4 wait, and differ: " in told.lines[0]
+    assert "rank 1: nccl:all_reduce of [[900]]" in told.lines[0]
+
+
 def test_whose_dump_is_missing_where_all_others_wait(tmp_path: Path):
     told = hang(tmp_path, {rank: calls(entry(4, "started")) for rank in (0, 1, 3)})
     (fault,) = told.faults

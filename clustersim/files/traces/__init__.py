@@ -172,7 +172,7 @@ _ROWS = (
     Format(
         "nccl_tests",
         "nccl-tests log",
-        "nccl-tests of 2015 to 2.17 and rccl-tests, behind the prefixes of any launcher, among NCCL's own lines",
+        "nccl-tests of 2015 to 2.20 and rccl-tests, behind the prefixes of any launcher, among NCCL's own lines",
         sniff=nccl_tests_log.sniff,
         read=_each(nccl_tests_log.read),
     ),

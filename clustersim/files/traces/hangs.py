@@ -177,9 +177,10 @@ def _fault(
     tail = f"; no dump of {rank_list(unseen)}" if unseen else ""
     bare = CollectiveFault(group, seq, first.name, gone, callers, unseen, text, where=first.where)
     if gone and waiting:
+        apart = f", and differ: {differences(by_rank)}" if odd else ""
         return replace(
             bare,
-            text=f"{text}{rank_list(gone)} never called it; {rank_list(callers)} {wait_word(callers)}{tail}",
+            text=f"{text}{rank_list(gone)} never called it; {rank_list(callers)} {wait_word(callers)}{apart}{tail}",
             cause="never_called",
             look_at=gone,
             elsewhere=all(_alone_elsewhere(rank, group, dumps) for rank in gone),
