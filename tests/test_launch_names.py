@@ -62,6 +62,11 @@ def test_redirections_are_none(redirection):
     assert not made.unknown
 
 
+def test_angle_brackets_within_quotes_are_themselves():
+    made = script(f"torchrun --nproc_per_node 2 train.py {BARE} --run_name '<own>' --output_dir \"<out>/a\"")
+    assert not any("nothing in the script says" in note for note in made.notes)
+
+
 # ---- adapters that a name alone tells of -----------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ DEPTH = 40
 
 OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", ";", "|", "&", "(", ")")
 _REDIRECTION = re.compile(r"(?:\d+)?(<<<|<<-|<<|<&|<>|>>|>&|>\||>|<)|(&>>|&>)")
-_PLACEHOLDER = re.compile(r"(?<![^\s='\"/])<([A-Za-z](?:[\w ./:-]*\w)?)>(?=[\s'\"/;,]|$)")
+_PLACEHOLDER = re.compile(r"<([A-Za-z](?:[\w ./:-]*\w)?)>(?=[\s/;,]|$)")
 """A word in angle brackets that a person is to fill in. A shell would read a file of its name and write into one of the
 next word's, which nobody means: the option behind it would be left out."""
 _ARRAY = re.compile(r"\w+(\[[^\]]*\])?\+?=")
@@ -84,8 +84,7 @@ def _until(text: str, at: int, close: str, depth: int) -> int:
 
 class _Lexer:
     def __init__(self, text: str, where: str) -> None:
-        plain = text.replace("\r\n", "\n").replace("\0", "")
-        self.text = _PLACEHOLDER.sub(lambda held: f"${{{re.sub(r'[^a-zA-Z0-9]+', '_', held[1])}}}", plain)
+        self.text = text.replace("\r\n", "\n").replace("\0", "")
         self.where = where
         self.at = 0
         self.found: list[Token] = []
@@ -120,7 +119,7 @@ class _Lexer:
         elif char == "#":
             end = text.find("\n", self.at)
             self.at = len(text) if end < 0 else end
-        elif text.startswith(("<(", ">("), self.at):
+        elif text.startswith(("<(", ">("), self.at) or _PLACEHOLDER.match(text, self.at):
             self._word()
         elif redirection := _REDIRECTION.match(text, self.at):
             self._put(redirection[1] or redirection[2], "redirection")
@@ -159,6 +158,11 @@ class _Lexer:
         made = ""
         while at < len(text):
             char = text[at]
+            placeholder = _PLACEHOLDER.match(text, at) if char == "<" and made[-1:] in {"", "=", "/"} else None
+            if placeholder is not None:
+                made += f"${{{re.sub('[^a-zA-Z0-9]+', '_', placeholder[1])}}}"
+                at = placeholder.end()
+                continue
             if char in " \t\r\n;|&<>)" and not text.startswith(("<(", ">("), at):
                 break
             if text.startswith("\\\n", at):
