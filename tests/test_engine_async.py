@@ -17,7 +17,7 @@ from clustersim.training.strategies.parameter_server import ParameterServerConfi
 class NoLookAhead:
     """Nobody waits for others: what is ready is played at once, as it is without a clock."""
 
-    def __init__(self, lists):
+    def __init__(self, lists, unasked):
         pass
 
     def clock(self, clocked):
@@ -47,5 +47,19 @@ def test_ops_of_many_ranks_together_take_the_times_they_take_one_by_one(workers,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "LookAhead", NoLookAhead)
         one_by_one = played(*args).spans()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "unasked", lambda *what: frozenset())
+        every_role_asked = played(*args).spans()
     for name, column in at_once.items():
         assert np.array_equal(column, one_by_one[name]), name
+        assert np.array_equal(column, every_role_asked[name]), name
+
+
+def test_nobody_looks_ahead_for_a_server_whose_every_meeting_is_on_the_clock(monkeypatch):
+    made = []
+    plain = run.LookAhead
+    monkeypatch.setattr(run, "LookAhead", lambda *what: made.append(plain(*what)) or made[-1])
+    played(5, 3, 0.1, None, None, 1)
+    (ahead,) = made
+    workers_ops = len(ahead._lists[0])
+    assert ahead.settled == workers_ops < sum(map(len, ahead._lists)) / 2

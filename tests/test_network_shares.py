@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import star
 
-from clustersim.engine.flows import classes
+from clustersim.engine.flows import classes, joining
 from clustersim.engine.flows import network as flows_network
 from clustersim.engine.flows.classes import ClassFlows
 from clustersim.engine.flows.clock import Clock
@@ -102,6 +102,20 @@ def test_at_every_moment_the_rates_are_max_min_fair(many, seed, n_flows, n_gpus,
         links, weights = (np.concatenate([flow[k] for flow in mine]) for k in (1, 2))
         rates = max_min(ptr, links, weights, topology.link_bandwidth, np.array([flow[4] for flow in mine]))
         assert rate[at] == pytest.approx(rates, rel=1e-9)
+
+
+@pytest.mark.parametrize("many", [0, 3])
+@given(seed=st.integers(0, 10_000), n_flows=st.integers(2, 30), n_gpus=st.integers(2, 8), ties=st.booleans())
+def test_classes_looked_at_together_have_the_rates_that_they_have_one_by_one(many, seed, n_flows, n_gpus, ties):
+    flows = drawn(seed, n_flows, n_gpus, ties=ties)
+    topology = capacities(seed, star(n_gpus), ties=ties)
+    ended = []
+    for columns_from in (1, np.inf):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(flows_network, "MANY", many)
+            patch.setattr(joining, "AS_COLUMNS_FROM", columns_from)
+            ended.append(run(topology, flows)[0])
+    assert ended[0] == pytest.approx(ended[1], rel=1e-12)
 
 
 @given(seed=st.integers(0, 10_000), n_flows=st.integers(1, 30), most=st.sampled_from([10, 2_000_000]))

@@ -237,7 +237,9 @@ class SharingGuess:
 
         ``begin``, ``end`` : of every meeting, when it moves bytes [s].
         """
-        together = self._together(begin, end) if self._sites else []
+        if all(site.first in self.clocked for site in self._sites):
+            return set()
+        together = self._together(begin, end)
         entries = sum(len(self._open[id(site.plans)][1]) for site in together)
         parts = 1 + entries // AT_ONCE
         return set().union(*(self._crowded(begin, end, together, part, parts) for part in range(parts))) - self.clocked

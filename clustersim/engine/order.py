@@ -209,16 +209,21 @@ class LookAhead:
     ready. These are shortest ways from what is noticed back to all tasks. Nobody waits in a circle, so at first one
     walk from the last tasks back finds them. Of more that is noticed they only become shorter: what another play has on
     the clock besides is all that is looked at again (Dijkstra's way, as where there is a circle).
+
+    lists : the tasks of each role. unasked : roles of which nobody asks, and through which nobody is noticed later than
+    at once.
     """
 
-    def __init__(self, lists: list[list[OpTask]]) -> None:
+    def __init__(self, lists: list[list[OpTask]], unasked: frozenset[int] = frozenset()) -> None:
         self._lists = lists
+        self._unasked = unasked
+        self._tasks = [task for r, role_tasks in enumerate(lists) if r not in unasked for task in role_tasks]
         self._at_once: list[OpTask] = []  # a server's ops are noticed at once, and they are a hundred thousand
         self._heap: list[tuple[float, OpKey, OpTask]] = []
         self._known: dict[int, float] = {}
         self._clocked: set[int] = set()
         self.settled = 0  # how many tasks were looked at
-        for task in (task for role_tasks in lists for task in role_tasks):
+        for task in self._tasks:
             task.look = np.inf
 
     def clock(self, clocked: set[int]) -> None:
@@ -226,7 +231,7 @@ class LookAhead:
         fresh = clocked - self._clocked
         first_time = not self._clocked
         self._clocked |= fresh
-        for task in (task for role_tasks in self._lists for task in role_tasks):
+        for task in self._tasks:
             if first_time and (task.watched or isinstance(task.op, Serve)):
                 self.reach(task, 0.0)
             for site, _ in task.meets:
@@ -235,19 +240,18 @@ class LookAhead:
                     self.reach_all(site, 0.0)
         if not (first_time and self._walk_back()):
             self.settle()
-        for role_tasks in self._lists:
-            for task in reversed(role_tasks):
-                task.gate = _gate(task)
+        for task in reversed(self._tasks):
+            task.gate = _gate(task)
 
     def _walk_back(self) -> bool:
         """Look at every task once, after all that waits for it and all whom these meet; whether that can be had."""
         noticed = [*self._at_once]
         known = self._known.copy()
-        if self._look_once() == sum(map(len, self._lists)):
+        if self._look_once() == len(self._tasks):
             self._at_once.clear()
             return True
         self._known = known
-        for task in (task for role_tasks in self._lists for task in role_tasks):
+        for task in self._tasks:
             task.look = np.inf
         for task in noticed:
             task.look = 0.0
@@ -257,7 +261,7 @@ class LookAhead:
         """The walk; returns how many tasks it came to."""
         ready: list[OpTask] = []
         looked = 0
-        for task in (task for role_tasks in self._lists for task in role_tasks):
+        for task in self._tasks:
             task.open = len(task.next)
             if not task.open:
                 ready.append(task)
@@ -269,9 +273,10 @@ class LookAhead:
             if look < task.look:
                 task.look = look
             for site, _ in task.meets:
-                if len(site.sides) > 1:
+                n_sides = len(site.sides) if not self._unasked else len(self._who_meet(site))
+                if n_sides > 1:
                     task.open += 1
-                    to_come[site.first] = to_come.get(site.first, len(site.sides)) - 1
+                    to_come[site.first] = to_come.get(site.first, n_sides) - 1
                     self._known[site.first] = min(self._known.get(site.first, np.inf), look)
             if not task.open:
                 ready += _free(task)
@@ -285,8 +290,7 @@ class LookAhead:
     def _met(self, site: Site) -> list[OpTask]:
         """All who meet have been looked at; returns what can be, now."""
         free = []
-        for side in site.sides:
-            task = self._lists[side.key[0]][side.key[1]]
+        for task in self._who_meet(site):
             task.look = min(task.look, self._known[site.first])
             task.open -= 1
             free += [] if task.open else _free(task)
@@ -305,8 +309,13 @@ class LookAhead:
         """The same of all who meet."""
         if look < self._known.get(site.first, np.inf):
             self._known[site.first] = look
-            for side in site.sides:
-                self.reach(self._lists[side.key[0]][side.key[1]], look)
+            for task in self._who_meet(site):
+                self.reach(task, look)
+
+    def _who_meet(self, site: Site) -> list[OpTask]:
+        """The tasks that meet at a site, but for those of whom nobody asks."""
+        unasked = self._unasked
+        return [self._lists[side.key[0]][side.key[1]] for side in site.sides if side.key[0] not in unasked]
 
     def settle(self) -> None:
         """Go back from all that was reached."""
@@ -319,6 +328,13 @@ class LookAhead:
                     self.reach(task_before, sooner)
                     for site, _ in task_before.meets:
                         self.reach_all(site, sooner)
+
+
+def unasked(program: Program, sites: tuple[Site, ...], clocked: set[int]) -> frozenset[int]:
+    """Roles of one rank, such as servers, whose every meeting is on the clock: they have no pieces that could wait, and
+    whoever meets them is noticed at once. ``clocked`` : sites, by their first meeting."""
+    lone = {r for r, role in enumerate(program.roles) if len(role.ranks) == 1}
+    return frozenset(lone - {side.key[0] for site in sites if site.first not in clocked for side in site.sides})
 
 
 def _free(task: OpTask) -> list[OpTask]:

@@ -29,7 +29,7 @@ from clustersim.engine.inside import StretchPlans
 from clustersim.engine.laid_out import transfers
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.op_facts import infos
-from clustersim.engine.order import LookAhead, OpTask, tasks
+from clustersim.engine.order import LookAhead, OpTask, tasks, unasked
 from clustersim.engine.planning import Communicators, PlanBook, Planner
 from clustersim.engine.play import Play
 from clustersim.engine.players import FlowPlayer, Player, Replay, nobody
@@ -286,7 +286,7 @@ class _EngineRun:
         if self.bills:
             self.bills.reset(standing, player.not_before)
         if self.clocked and _asks_ahead(self.program, self.bills):
-            self.ahead = self.ahead or LookAhead(lists)
+            self.ahead = self.ahead or LookAhead(lists, self._unasked())
             self.ahead.clock(self.clocked)
         self._finished.reset()
         play = Play(lists, standing, clock, player.play, self.bills, self._finished)
@@ -303,6 +303,10 @@ class _EngineRun:
             raise stuck
         play.standing = {}  # it and its queues hold each other
         return clock, player
+
+    def _unasked(self) -> frozenset[int]:
+        """Of whom nobody asks how long they may wait; kernels that wait for bills do of everybody."""
+        return frozenset() if self.bills else unasked(self.program, self.sites, self.clocked)
 
     def _standing(self, site: Site) -> SitePlay:
         meetings = slice(site.first, site.first + len(site.ranks))

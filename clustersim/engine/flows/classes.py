@@ -51,7 +51,8 @@ class SlotShare:
 class ClassFlows:
     """The flows of one class that are on their way.
 
-    number, key : of the class. slot_list : the watched slots they cross; of ``many``, all of a way, as ``slots``, too.
+    number, key : of the class. slot_list : the watched slots they cross; of ``many``, all of a way. slots, weights
+    [s/byte] : the same, and what a flow takes of each, as columns.
     ceiling : [bytes/s]. rate : [bytes/s] of each.
     moved : [bytes] that a flow there from the start has moved until ``since`` [s].
     flows : heap of (``moved`` at its end, transfer, begin, way); ``planned``, the first one's end that was asked for.
@@ -60,7 +61,6 @@ class ClassFlows:
 
     __slots__ = (
         "_watched",
-        "_weights",
         "ceiling",
         "course",
         "flows",
@@ -74,16 +74,18 @@ class ClassFlows:
         "slot_list",
         "slots",
         "version",
+        "weights",
     )
 
     def __init__(self, number: int, key: object, share: SlotShare, watched: tuple[tuple[int, float], ...]) -> None:
         self.number = number
         self.key = key
         self.many = share.many
-        self.slots = share.slots
         self.ceiling = share.ceiling
+        self._watched = watched
         self.slot_list = share.slot_list if share.many else [slot for slot, _ in watched]
-        self._weights, self._watched = share.weights, watched
+        self.slots = share.slots if share.many else np.array(self.slot_list, dtype=np.int64)
+        self.weights = share.weights if share.many else np.array([weight for _, weight in watched])
         self.flows: list[tuple[float, int, float, SlotShare]] = []
         self.version = 0
         self.empty(0.0)
@@ -104,7 +106,7 @@ class ClassFlows:
         n = len(self.flows)
         if self.many:
             over = demands[self.slots] > FULL
-            return self.slots[over].tolist(), (self._weights[over] * n).tolist()
+            return self.slots[over].tolist(), (self.weights[over] * n).tolist()
         slots = []
         takes = []
         for slot, weight in self._watched:

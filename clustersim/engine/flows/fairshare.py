@@ -20,7 +20,7 @@ from clustersim.core.arrays import Floats, Ints
 TIE = 1e-12
 """Two levels this close, relatively, are one level."""
 
-SMALL = 64
+SMALL = 48
 """Entries (class x slot) that plain Python fills sooner than numpy."""
 
 
@@ -85,37 +85,61 @@ def level(flows: list[tuple[float, list[int], list[float]]], taken: Floats) -> l
     if sum(counts) <= SMALL:
         return _level_few(flows, taken)
     slots_of = np.array([*chain.from_iterable([s for _, s, _ in flows])])
+    weights = np.array([*chain.from_iterable([w for _, _, w in flows])])
+    return fill(np.cumsum([0, *counts]), slots_of, weights, np.array([c for c, _, _ in flows]), taken)
+
+
+def fill(ptr: Ints, slots: Ints, takes: Floats, ceilings: Floats, taken: Floats) -> list[float]:
+    """:func:`level` of classes as columns: class ``i`` takes ``takes[ptr[i]:ptr[i+1]]`` of these ``slots``."""
     number = np.zeros(len(taken), dtype=np.int64)
-    number[slots_of] = 1
+    number[slots] = 1
     used = np.flatnonzero(number)
     number[used] = np.arange(len(used))
-    slots_of = number[slots_of]
-    weights = np.array([*chain.from_iterable([w for _, _, w in flows])])
-    ptr = np.cumsum([0, *counts])
     room = np.maximum(1.0 - taken[used], 0.0)
-    return max_min(ptr, slots_of, weights, room, np.array([c for c, _, _ in flows])).tolist()  # type: ignore[no-any-return]
+    return max_min(ptr, number[slots], takes, room, ceilings).tolist()  # type: ignore[no-any-return]
 
 
 def _level_few(flows: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
-    """Water-filling (:mod:`clustersim.engine.flows.fairshare`) in plain Python."""
+    """Water-filling (:mod:`clustersim.engine.flows.fairshare`) in plain Python: after each level only the slots of who
+    stopped there are added up again."""
     rates = [ceiling for ceiling, _, _ in flows]
-    left = {s: max(1.0 - taken.item(s), 0.0) for _, slots, _ in flows for s in slots}
-    rising = list(range(len(flows)))
-    while rising:
-        weight = dict.fromkeys(left, 0.0)
-        for i in rising:
-            for s, w in zip(flows[i][1], flows[i][2], strict=True):
-                weight[s] += w
+    left: dict[int, float] = {}
+    users: dict[int, list[tuple[int, float]]] = {}
+    total: dict[int, float] = {}
+    for i, (_, slots, takes) in enumerate(flows):
+        for s, w in zip(slots, takes, strict=True):
+            if s in users:
+                users[s].append((i, w))
+                total[s] += w
+            else:
+                users[s] = [(i, w)]
+                total[s] = w
+                left[s] = max(1.0 - taken.item(s), 0.0)
+    rising = [True] * len(flows)
+    by_ceiling = sorted(range(len(flows)), key=rates.__getitem__, reverse=True)
+    while by_ceiling:
+        if not rising[by_ceiling[-1]]:
+            by_ceiling.pop()
+            continue
         tightest = -1
-        water = min([flows[i][0] for i in rising])
-        for s, total in weight.items():
-            if left[s] < water * total:
+        water = flows[by_ceiling[-1]][0]
+        for s, weight in total.items():
+            if left[s] < water * weight:
                 tightest = s
-                water = left[s] / total
-        stops = [i for i in rising if (tightest in flows[i][1] if tightest >= 0 else flows[i][0] <= water)]
-        for i in stops:
+                water = left[s] / weight
+        fresh: set[int] = set()
+        for i in [i for i, _ in users[tightest]] if tightest >= 0 else [i for i in by_ceiling if flows[i][0] <= water]:
+            if not rising[i]:
+                continue
+            rising[i] = False
             rates[i] = water
+            fresh.update(flows[i][1])
             for s, w in zip(flows[i][1], flows[i][2], strict=True):
                 left[s] = max(left[s] - w * water, 0.0)
-        rising = [i for i in rising if i not in stops]
+        for s in fresh:
+            users[s] = still = [use for use in users[s] if rising[use[0]]]
+            weight = 0.0
+            for _, w in still:
+                weight += w
+            total[s] = weight
     return rates

@@ -14,7 +14,7 @@ joined by tight slots with those that somebody came to, or left: the rates of al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, MutableSequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import cast
@@ -27,7 +27,7 @@ from clustersim.core.units import format_time
 from clustersim.engine.flows.bundles import BundleWay, FlowBundle
 from clustersim.engine.flows.classes import FULL, ClassFlows, CourseSpells, RateCourse, SlotShare
 from clustersim.engine.flows.clock import Clock
-from clustersim.engine.flows.fairshare import level
+from clustersim.engine.flows.joining import JoinedClasses
 from clustersim.engine.flows.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
 
 MANY = 16
@@ -84,6 +84,7 @@ class FlowNetwork:
         self._all_asked[list(self._slot_of.values())] = np.inf
         # The same: a few are looked at sooner one by one.
         self._asked = cast(MutableSequence[float], self._all_asked.data)
+        self._joined = JoinedClasses(self._active, self._on, self._all_asked)
         self._watched: set[int] = set()
         self._opened = True
         return slots
@@ -277,11 +278,12 @@ class FlowNetwork:
 
     def _share(self, touched: set[int], changed: dict[ClassFlows, None], now: float) -> None:
         """New rates for who is at these slots, for whoever they are joined with, and for the changed."""
-        joined = self._joined(touched) if touched else {}
+        joined: dict[ClassFlows, float] = {}
+        if touched:
+            joined = self._joined.rates(touched, self._taken)
         if joined:
             self.n_solves += 1
-            takes = [(flow_class.ceiling, *slots) for flow_class, slots in joined.items()]
-            for flow_class, rate in zip(joined, level(takes, self._taken), strict=True):
+            for flow_class, rate in joined.items():
                 self._set(flow_class, rate, now)
         for flow_class in changed:
             if flow_class.flows and flow_class not in joined:  # no slot of theirs is tight
@@ -290,26 +292,6 @@ class FlowNetwork:
     def _set(self, flow_class: ClassFlows, rate: float, now: float) -> None:
         if flow_class.set(rate, now):
             heappush(self._ends, (flow_class.due, flow_class.version, flow_class.number, flow_class))
-
-    def _joined(self, slots: set[int]) -> dict[ClassFlows, tuple[list[int], list[float]]]:
-        """Classes at these slots and whoever they are joined with, in order, each with what it takes of tight slots."""
-        joined: dict[ClassFlows, tuple[list[int], list[float]]] = {}
-        seen = set(slots)
-        while slots:
-            more: set[int] = set()
-            for flow_class in self._at(slots):
-                if flow_class not in joined:
-                    joined[flow_class] = tight = flow_class.tight(self._all_asked, self._asked)
-                    more.update(tight[0])
-            slots = more - seen
-            seen |= slots
-        return joined if len(joined) < 2 else dict(sorted(joined.items(), key=lambda entry: entry[0].number))
-
-    def _at(self, slots: set[int]) -> Iterable[ClassFlows]:
-        """Classes at some of these slots."""
-        if len(slots) < len(self._active):
-            return [flow_class for slot in slots for flow_class in self._on.get(slot, ()) if flow_class.flows]
-        return [flow_class for flow_class in self._active if not slots.isdisjoint(flow_class.slot_list)]
 
     def _sleep(self) -> None:
         """Ask the clock for the next end; an earlier request that no longer holds is recognised when it comes."""
