@@ -75,7 +75,8 @@ class Site(msgspec.Struct, eq=False, gc=False):
     first : int, id of the first meeting; the others follow.
     sides : one per op taking part. ranks : (G, members) int, who meets.
     plans : what is transferred.
-    apart : the sides after the first come to one meeting each, in order.
+    apart : the sides after the first come to one meeting each, in order. as_roles : whether all ranks of the sides'
+    roles come, and together they are all members.
     """
 
     first: int
@@ -83,6 +84,10 @@ class Site(msgspec.Struct, eq=False, gc=False):
     ranks: Ints
     plans: GroupPlans
     apart: bool = False
+    as_roles: bool = False
+
+    def __post_init__(self) -> None:
+        self.as_roles = not self.apart and sum([len(side.order) for side in self.sides]) == self.ranks.size
 
     def sides_of(self, meetings: Ints) -> tuple[SiteSide, ...]:
         """The sides that take part in these meetings."""
@@ -154,8 +159,7 @@ class SitePlay:
     @property
     def whole(self) -> bool:
         """Whether roles can arrive as a whole: none has, rank by rank, and together they are all members."""
-        site = self.site
-        return self.missing is None and not site.apart and sum(len(s.order) for s in site.sides) == site.ranks.size
+        return self.missing is None and self.site.as_roles
 
     @property
     def started(self) -> bool:

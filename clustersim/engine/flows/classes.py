@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import MutableSequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -98,22 +98,13 @@ class ClassFlows:
         self.planned = -1.0
         self.course: RateCourse | None = None
 
-    def tight(self, demands: Floats, one_by_one: MutableSequence[float]) -> tuple[list[int], list[float]]:
-        """Its slots that are asked for more than they have, and what all of its flows take of each [s/byte].
-
-        ``demands`` : of each slot; ``one_by_one``, the same: a few are looked at sooner so.
-        """
-        n = len(self.flows)
-        if self.many:
-            over = demands[self.slots] > FULL
-            return self.slots[over].tolist(), (self.weights[over] * n).tolist()
-        slots = []
-        takes = []
-        for slot, weight in self._watched:
-            if one_by_one[slot] > FULL:
-                slots.append(slot)
-                takes.append(weight * n)
-        return slots, takes
+    def crossed(self, demands: Floats) -> Sequence[tuple[int, float]]:
+        """Its watched slots, and what a flow takes of each [s/byte]; of ``many`` those that are asked for more than
+        they have. ``demands`` : of each slot."""
+        if not self.many:
+            return self._watched
+        over = demands[self.slots] > FULL
+        return list(zip(self.slots[over].tolist(), self.weights[over].tolist(), strict=True))
 
     def advance(self, now: float) -> None:
         """Let time pass at the present rate."""

@@ -73,20 +73,20 @@ def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceiling
     return rates
 
 
-def level(flows: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
+def level(flows: list[tuple[float, list[tuple[int, float]]]], taken: Floats) -> list[float]:
     """Max-min fair rates in what ``taken`` leaves of each slot.
 
-    ``flows`` : of each class the ceiling of a flow, slots, and what all of its flows take of each [s/byte].
+    ``flows`` : of each class the ceiling of a flow, and of the slots it crosses what all of its flows take [s/byte].
     """
     if len(flows) == 1:
-        ceiling, slots, takes = flows[0]
-        return [min([ceiling, *[max(1.0 - taken.item(s), 0.0) / w for s, w in zip(slots, takes, strict=True)]])]
-    counts = [len(slots) for _, slots, _ in flows]
+        ceiling, entries = flows[0]
+        return [min([ceiling, *[max(1.0 - taken.item(s), 0.0) / w for s, w in entries]])]
+    counts = [len(entries) for _, entries in flows]
     if sum(counts) <= SMALL:
         return _level_few(flows, taken)
-    slots_of = np.array([*chain.from_iterable([s for _, s, _ in flows])])
-    weights = np.array([*chain.from_iterable([w for _, _, w in flows])])
-    return fill(np.cumsum([0, *counts]), slots_of, weights, np.array([c for c, _, _ in flows]), taken)
+    slots, takes = zip(*chain.from_iterable([entries for _, entries in flows]), strict=True)
+    ceilings = np.array([ceiling for ceiling, _ in flows])
+    return fill(np.cumsum([0, *counts]), np.array(slots), np.array(takes), ceilings, taken)
 
 
 def fill(ptr: Ints, slots: Ints, takes: Floats, ceilings: Floats, taken: Floats) -> list[float]:
@@ -99,15 +99,15 @@ def fill(ptr: Ints, slots: Ints, takes: Floats, ceilings: Floats, taken: Floats)
     return max_min(ptr, number[slots], takes, room, ceilings).tolist()  # type: ignore[no-any-return]
 
 
-def _level_few(flows: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
+def _level_few(flows: list[tuple[float, list[tuple[int, float]]]], taken: Floats) -> list[float]:
     """Water-filling (:mod:`clustersim.engine.flows.fairshare`) in plain Python: after each level only the slots of who
     stopped there are added up again."""
-    rates = [ceiling for ceiling, _, _ in flows]
+    rates = [ceiling for ceiling, _ in flows]
     left: dict[int, float] = {}
     users: dict[int, list[tuple[int, float]]] = {}
     total: dict[int, float] = {}
-    for i, (_, slots, takes) in enumerate(flows):
-        for s, w in zip(slots, takes, strict=True):
+    for i, (_, entries) in enumerate(flows):
+        for s, w in entries:
             if s in users:
                 users[s].append((i, w))
                 total[s] += w
@@ -133,9 +133,10 @@ def _level_few(flows: list[tuple[float, list[int], list[float]]], taken: Floats)
                 continue
             rising[i] = False
             rates[i] = water
-            fresh.update(flows[i][1])
-            for s, w in zip(flows[i][1], flows[i][2], strict=True):
-                left[s] = max(left[s] - w * water, 0.0)
+            for s, w in flows[i][1]:
+                fresh.add(s)
+                rest = left[s] - w * water
+                left[s] = rest if rest > 0.0 else 0.0
         for s in fresh:
             users[s] = still = [use for use in users[s] if rising[use[0]]]
             weight = 0.0

@@ -43,20 +43,26 @@ class JoinedClasses:
         """
         if sum([flow_class.many for flow_class in self._active]) >= AS_COLUMNS_FROM:
             return self._by_columns(touched, taken)
-        joined: dict[ClassFlows, tuple[list[int], list[float]]] = {}
+        asked = self._one_by_one
+        joined: dict[ClassFlows, list[tuple[int, float]]] = {}
         seen = set(touched)
         slots = touched
         while slots:
             more: set[int] = set()
             for flow_class in self._at(slots):
-                if flow_class not in joined:
-                    joined[flow_class] = tight = flow_class.tight(self._demands, self._one_by_one)
-                    more.update(tight[0])
+                if flow_class in joined:
+                    continue
+                n = len(flow_class.flows)
+                takes = joined[flow_class] = [
+                    (slot, weight * n) for slot, weight in flow_class.crossed(self._demands) if asked[slot] > FULL
+                ]
+                more.update([slot for slot, _ in takes])
             slots = more - seen
             seen |= slots
+        if not joined:
+            return {}
         classes = sorted(joined, key=_number) if len(joined) > 1 else list(joined)
-        takes = [(flow_class.ceiling, *joined[flow_class]) for flow_class in classes]
-        return dict(zip(classes, level(takes, taken), strict=True)) if takes else {}
+        return dict(zip(classes, level([(each.ceiling, joined[each]) for each in classes], taken), strict=True))
 
     def _at(self, slots: set[int]) -> Iterable[ClassFlows]:
         """Classes at some of these slots."""

@@ -290,6 +290,9 @@ class FlowNetwork:
                 self._set(flow_class, flow_class.ceiling, now)
 
     def _set(self, flow_class: ClassFlows, rate: float, now: float) -> None:
+        before = flow_class.rate
+        if rate == before and flow_class.flows[0][0] == flow_class.planned:
+            return  # as most of who is joined
         if flow_class.set(rate, now):
             heappush(self._ends, (flow_class.due, flow_class.version, flow_class.number, flow_class))
 
