@@ -280,6 +280,32 @@ class Timeline(Keeper):
         return Shelf(self._rows(), self.blocks, self.world_size)
 
     @cached_property
+    def op_steps(self) -> Ints:
+        """(n_ops,) int, the step of each op; not to be written to."""
+        steps: Ints = of_each(self.ops, lambda op: op.step, np.int64)
+        steps.flags.writeable = False
+        return steps
+
+    @cached_property
+    def _step_ends(self) -> Floats:
+        step = self.op_steps
+        ended = np.zeros((int(step.max(initial=-1)) + 1, self.world_size))
+        rank, op, _, _, end = expanded(self._rows())
+        np.maximum.at(ended, (step[op], rank), end)
+        for blocks in self.shelf.columns:
+            last = blocks.high[blocks.which[2]]
+            for s in np.unique(step[blocks.op]).tolist():
+                row = ended[s, blocks.ranks]
+                own = np.flatnonzero(step[blocks.op] == s)
+                for i in own[np.argsort(-last[own])].tolist():
+                    if last[i] <= row.min():
+                        break  # nor is any of the others the last of a rank
+                    row = np.maximum(row, blocks.columns[blocks.which[2, i]].all)
+                ended[s, blocks.ranks] = row
+        ended.flags.writeable = False  # everybody who asks gets the same
+        return ended
+
+    @cached_property
     def _alike(self) -> tuple[Ints, Ints]:
         _, first, of_rank = np.unique(self.shelf.courses(), return_index=True, return_inverse=True)
         return np.sort(first).astype(np.int64), np.argsort(np.argsort(first))[of_rank]
@@ -318,18 +344,4 @@ def alike(timeline: Timeline) -> tuple[Ints, Ints]:
 
 def step_ends(timeline: Timeline) -> Floats:
     """(steps, world_size) float [s]: when each rank's last op of each step ended; 0 where it did nothing in it."""
-    step = of_each(timeline.ops, lambda op: op.step, np.int64)
-    ended = np.zeros((int(step.max(initial=-1)) + 1, timeline.world_size))
-    rank, op, _, _, end = expanded(timeline._rows())
-    np.maximum.at(ended, (step[op], rank), end)
-    for blocks in timeline.shelf.columns:
-        last = blocks.high[blocks.which[2]]
-        for s in np.unique(step[blocks.op]).tolist():
-            row = ended[s, blocks.ranks]
-            own = np.flatnonzero(step[blocks.op] == s)
-            for i in own[np.argsort(-last[own])].tolist():
-                if last[i] <= row.min():
-                    break  # nor is any of the others the last of a rank
-                row = np.maximum(row, blocks.columns[blocks.which[2, i]].all)
-            ended[s, blocks.ranks] = row
-    return ended
+    return timeline._step_ends

@@ -227,7 +227,7 @@ def _after(steps: tuple[Ints, float, Floats], left_out: int) -> SteadyWindow:
 
 def _step_ends(timeline: Timeline) -> tuple[Ints, float, Floats]:
     """Numbers of the steps of a run, when its first began, and when each ended [s]."""
-    steps = of_each(timeline.ops, lambda op: op.step, np.int64)
+    steps = timeline.op_steps
     ops = timeline.per_op()
     played = ops["ranks"] > 0
     if not played.any():
