@@ -27,13 +27,13 @@ from clustersim.studies.plan.robust import _errors_apart
 from clustersim.studies.plan.searching import SearchOptions, search
 from clustersim.studies.plan.seen import FINALISTS, ROUGH, KnownCandidates
 from clustersim.studies.plan.sieve import OptionSieve, kept
-from clustersim.studies.plan.sites import machines_of
+from clustersim.studies.plan.sites import machines_of, tried_parallel
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.traffic import first_group
 from clustersim.studies.plan.verdict import left_over
 from clustersim.studies.plan.why import alternatives, rule_told, what_limits
 from clustersim.studies.what_if.folded import folded
-from clustersim.training.parallel import ModelShape
+from clustersim.training.parallel import ModelShape, ParallelConfig, check
 
 DENSE = {
     "title": "GPT-2 medium of eight layers, split",
@@ -420,6 +420,38 @@ def test_a_knob_of_a_dimension_that_is_not_split_is_left_out_and_no_table_is_twi
     found = combinations({"tp": [1, 2], "sequence_parallel": [True, False]}, SHAPE, 8, "plan.toml")
     assert [("tp", 1) in table.items() for table in found].count(True) == 1
     assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes"),
+    [("qwen3-14b", 8), ("mixtral-8x7b", 4), ("qwen3-30b-a3b", 16), ("llama3-70b", 3), ("gpt-oss-120b", 8)],
+)
+def test_a_new_plan_writes_no_option_that_cannot_run(tmp_path, clustersim, model, nodes):
+    """It wrote vpp 2 beside pp 8 of a model of 40 layers, and experts over more ranks than a stage has."""
+    file = tmp_path / "plan.toml"
+    assert not clustersim("new", "plan", file, "--gpu", "H100", "--nodes", nodes, "--model", model).returncode
+    read, path = planner.load(file)
+    machines = machines_of(read, path)[0]
+    tables = tried_parallel(read, path, machines)
+    gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
+    made = list(candidates(read, gpus, tables))
+    for candidate in {(one.form.number, one.gpus): one for one in made}.values():
+        found = scenario_of(read, path, candidate)
+        check(found.file.parallel or ParallelConfig(), shape_of(found), candidate.gpus)
+    for name in ("tp", "pp", "vpp", "cp", "ep"):
+        values = read.tried.parallel.get(name, [1])
+        assert {one.form.parallel.get(name) or 1 for one in made} >= set(values)
+
+
+def test_of_lists_beside_each_other_only_what_the_model_allows_is_tried_and_a_value_that_never_works_is_told():
+    forty = ModelShape(40, 1024, 1024, 16, 16, 4096)
+    tables = combinations({"pp": [1, 4, 8], "vpp": [1, 2, 5]}, forty, 8, "f")
+    assert [(table["pp"], table.get("vpp", 1)) for table in tables] == [
+        *((1, 1), (4, 1), (4, 2), (4, 5)),
+        *((8, 1), (8, 5)),
+    ]
+    never = combinations({"pp": [4], "vpp": [1, 3]}, forty, 8, "f")
+    assert {"pp": 4, "vpp": 3} in never  # for its option to say why not
 
 
 @pytest.mark.parametrize(

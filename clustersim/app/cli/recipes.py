@@ -310,7 +310,8 @@ def degrees_tried(places: Sequence[RecipePlace]) -> str:
     contexts = sorted({cp for place in places for cp in place.contexts})
     if shape is None or len(tensor) * len(stages) * len(contexts) == 1:
         return ""
-    chunks = [1, *(n for n in (2, 3, 5) if shape.layers % (n * max(stages[:2])) == 0)][:3]
+    more = (n for n in (2, 3, 5) if any(pp > 1 and shape.layers % (n * pp) == 0 for pp in stages))
+    chunks = [1, *more][:3]
     lines = [
         '[try.parallel]               # a value, a list, or "search": all that model and machine allow',
         f"tp = {tensor}",

@@ -58,6 +58,12 @@ class StrategyForm(msgspec.Struct, frozen=True, gc=False):
         return math.prod(self.degrees[name] for name in ("tp", "cp", "pp"))
 
     @property
+    def of_experts(self) -> int:
+        """Ranks that share out the experts of a stage's layers, and all stages: as many as divide the machine."""
+        cut = self.parallel.get("etp") or self.degrees["tp"]
+        return int(cut) * self.degrees["ep"] * self.degrees["pp"]
+
+    @property
     def rounds(self) -> int:
         """What passes are a multiple of: an interleaved schedule takes as many micro-batches as there are stages."""
         return self.degrees["pp"] if (self.parallel.get("vpp") or 1) > 1 else 1
@@ -225,7 +231,7 @@ def _count(table: Table) -> int:
 
 def _accumulations(plan: PlanFile, form: StrategyForm, gpus: int, micro: int) -> list[int]:
     """The fewest and the most passes; none where the degrees or the batch do not divide."""
-    if gpus % form.inside:
+    if gpus % form.inside or gpus % form.of_experts:
         return []
     pass_samples = gpus // form.inside * micro
     low, high = plan.batch.bounds

@@ -4,12 +4,13 @@
 ``{ from = 1, to = 5, step = 2 }`` are ranges, and ``"search"`` is what model and machine allow: powers of 2 that
 fit into a node (tp), divisors of the layers (pp, vpp), divisors of the experts (ep), every choice of a setting. A knob
 of a dimension whose degree is 1 is left out, so that ``sequence_parallel = true`` means where there is tensor
-parallelism.
+parallelism. Of lists beside each other only those combinations are options that the model allows.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from clustersim.core.dims import powers_of_two
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.limits import MOST_VALUES, counted
 from clustersim.core.texts import Table, data_table, shown
-from clustersim.training.parallel import ModelShape, ParallelConfig
+from clustersim.training.parallel import ModelShape, ParallelConfig, check
 from clustersim.training.parallel.config import AtLeastOne
 
 SEARCH = "search"
@@ -57,7 +58,37 @@ def combinations(tried: Table, shape: ModelShape, per_node: int, file: str) -> l
         combination = dict(zip(values, chosen, strict=True))
         table = {name: value for name, value in combination.items() if value is not None and meant(name, combination)}
         tables.setdefault(repr(table), table)
-    return list(tables.values())
+    return list(_possible(list(tables.values()), shape))
+
+
+def _possible(tables: Sequence[Table], shape: ModelShape) -> Iterator[Table]:
+    """Those of the tables that the model allows on some number of GPUs, and those with a value that it never allows:
+    such a value is refused in the answer, with the reason, but lists in which each value is right with some other
+    (vpp 2 beside pp 4 of 40 layers, not beside pp 8) make options of these alone."""
+    allowed = [_allows(table, shape) for table in tables]
+    right = {
+        (name, repr(value))
+        for table, allows in zip(tables, allowed, strict=True)
+        for name, value in table.items()
+        if allows
+    }
+    for table, allows in zip(tables, allowed, strict=True):
+        if allows or any((name, repr(value)) not in right for name, value in table.items()):
+            yield table
+
+
+def _allows(table: Table, shape: ModelShape) -> bool:
+    """Whether a model of these sizes can be split so; what cannot be read is for its option to say."""
+    try:
+        parallel = msgspec.convert(table, ParallelConfig)
+    except msgspec.ValidationError:
+        return True
+    experts = (parallel.tp if parallel.etp is None else parallel.etp) * parallel.ep
+    try:
+        check(parallel, shape, parallel.pp * math.lcm(parallel.tp * parallel.cp, experts))
+    except ScenarioError:
+        return False
+    return True
 
 
 def own_parallel(strategy: Table) -> Table:
