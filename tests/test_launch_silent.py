@@ -224,7 +224,8 @@ COMMAND = f"{TRAIN} --deepspeed ds.json"
     ("launcher", "threads", "bound", "noted"),
     [
         ("torchrun --nproc_per_node 8", None, False, False),
-        ("deepspeed --num_gpus 8", None, False, True),
+        ("deepspeed --bind_cores_to_rank --num_gpus 8", None, True, False),
+        ("deepspeed --num_gpus 8", "all", False, True),
         ("export OMP_NUM_THREADS=12\ndeepspeed --num_gpus 8", 12, False, False),
         ("OMP_NUM_THREADS=12 torchrun --nproc_per_node 8", 12, False, False),
         ("OMP_NUM_THREADS=12 deepspeed --bind_cores_to_rank --num_gpus 8", None, True, False),

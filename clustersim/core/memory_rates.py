@@ -56,12 +56,12 @@ link, which carries each way what holds one of them back."""
 class HostWork(msgspec.Struct, frozen=True):
     """How the ranks of a node work on its memory.
 
-    threads : of a rank; where nobody says, one of each of several ranks, as torchrun and accelerate set
-    ``OMP_NUM_THREADS``, and all cores of a rank that is alone or has cores of its own. ranks : of the node. bound :
-    each has cores of its own.
+    threads : of a rank, infinite for one a core; where nobody says, one of each of several ranks, as torchrun and
+    accelerate set ``OMP_NUM_THREADS``, and all cores of a rank that is alone or has cores of its own.
+    ranks : of the node. bound : each has cores of its own.
     """
 
-    threads: int | None
+    threads: float | None
     ranks: int
     bound: bool = False
 
@@ -80,7 +80,7 @@ class HostWork(msgspec.Struct, frozen=True):
     def rate(self, socket: float) -> float:
         """[bytes/s] that a rank reads and writes while all of its node do, of whose two sockets each has ``socket``.
 
-        >>> [HostWork(*how).rate(100e9) / 1e9 for how in ((1, 8), (16, 8), (16, 8, True), (None, 1))]
+        >>> [HostWork(*how).rate(100e9) / 1e9 for how in ((1, 8), (math.inf, 8), (16, 8, True), (None, 1))]
         [7.2, 13.75, 25.0, 55.0]
         """
         node = min(2, self.ranks) * socket

@@ -37,7 +37,7 @@ class OffloadRow(msgspec.Struct, frozen=True):
     measured_s: float
     without_s: float
     parameters: float
-    threads: int | None
+    threads: int | str | None
     bound: bool
     scenario: str
 
@@ -52,7 +52,7 @@ class OffloadRow(msgspec.Struct, frozen=True):
 
 
 def offload_rows() -> tuple[OffloadRow, ...]:
-    """Every row. ``threads = all`` is more than any rank makes use of."""
+    """Every row."""
     return tuple(
         OffloadRow(
             id=row["id"],
@@ -61,7 +61,7 @@ def offload_rows() -> tuple[OffloadRow, ...]:
             measured_s=float(row["measured_s"]),
             without_s=float(row["without_s"] or math.nan),
             parameters=float(row["parameters"] or math.nan),
-            threads=int(row["threads"].replace("all", "64")) if row["threads"] else None,
+            threads="all" if row["threads"] == "all" else int(row["threads"]) if row["threads"] else None,
             bound=row["bound"] == "yes",
             scenario=row["scenario"],
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
+from clustersim.training.strategies.offloading import A_THREAD_A_CORE
 
 THREADS = "OMP_NUM_THREADS"
 OF_ACCELERATE = "num_cpu_threads_per_process"
@@ -19,21 +20,27 @@ AWAY = ("strategy.cpu_offload", "strategy.zero_optimization.offload_optimizer.de
 def _told(script: Document) -> dict[str, OptionValue]:
     """The strategy's fields that a script's launcher and variables say."""
     told: dict[str, OptionValue] = {}
+    by_deepspeed = None
     for tool, options in script.launch.tools if script.launch is not None else ():
         if tool == "accelerate" and str(options.get(OF_ACCELERATE)).isdecimal():
             told["host_threads"] = OptionValue(f"--{OF_ACCELERATE}", int(str(options[OF_ACCELERATE])), script.name)
         if tool == "deepspeed" and BOUND in options:
             told["bind_cores"] = OptionValue(f"--{BOUND}", True, script.name)
+        elif tool == "deepspeed":
+            by_deepspeed = OptionValue(tool, A_THREAD_A_CORE, script.name)
     variable = script.environment.get(THREADS, "")
     if variable.isdecimal() and not told:  # which DeepSpeed's launcher overwrites where it binds, and accelerate
         told["host_threads"] = OptionValue(THREADS, int(variable), script.name)
+    elif by_deepspeed is not None and not told:
+        told["host_threads"] = by_deepspeed
     return told
 
 
 def taken(read: Sequence[Document], fields: ScenarioFields, used: set[Key]) -> list[str]:
     """Put threads and cores of ranks into the fields, where an optimizer is on the host; else they change nothing.
 
-    Returns notes: ``deepspeed`` leaves ranks a thread a core, and what is played without a word is torchrun's one.
+    Returns notes: ``deepspeed`` leaves ranks a thread a core (its launcher/launch.py sets the variable where it binds
+    cores, and only there), where torchrun sets one for several ranks of a node and accelerate one for each.
     """
     if not any(fields.get(name) in {True, "cpu"} for name in AWAY):
         return []
@@ -41,11 +48,10 @@ def taken(read: Sequence[Document], fields: ScenarioFields, used: set[Key]) -> l
     for field, option in told.items():
         fields.say(f"strategy.{field}", option.value, option)
         used.add(("config", OF_ACCELERATE))
-    launched = [(file.name, file.launch.tools) for file in read if file.launch is not None]
-    by_deepspeed = [name for name, tools in launched if any(tool == "deepspeed" for tool, _ in tools)]
-    if told or not by_deepspeed:
+    threads = told.get("host_threads")
+    if threads is None or threads.value != A_THREAD_A_CORE:
         return []
     return [
-        f"{by_deepspeed[0]}: deepspeed sets no {THREADS}, as torchrun and accelerate do, so that each rank starts "
-        f"a thread a core; one a rank is played: say strategy.host_threads, or start with --{BOUND}"
+        f"{threads.where}: deepspeed sets no {THREADS}, as torchrun and accelerate do, so that each rank starts a "
+        f"thread a core, and the ranks of a node share all cores (strategy.host_threads); --{BOUND} gives each its own"
     ]

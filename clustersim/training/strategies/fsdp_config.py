@@ -53,9 +53,10 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     cpu_offload : shards, gradients and optimizer live on the host.
     pcie_bandwidth : then, of one GPU in one direction; what copies reach of the machine's own links, all GPUs at once,
         when absent. dram_bandwidth : then, what all ranks of a node read and write of its memory; what their threads do
-        when absent. host_threads : then, threads of a rank that update (OMP_NUM_THREADS); one where a node has several
-        ranks, as torchrun sets it, and else all cores when absent. bind_cores : then, whether each rank has cores of
-        its own, all of which update (torchrun's ``--numa-binding``).
+        when absent.
+    host_threads : then, threads of a rank that update (OMP_NUM_THREADS), or "all": one a core; one where a node has
+        several ranks, as torchrun sets it, and else all cores when absent.
+    bind_cores : then, whether each rank has cores of its own, all of which update (torchrun's ``--numa-binding``).
     """
 
     version: Literal[1, 2] = 2
@@ -81,7 +82,7 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     cpu_offload: bool = False
     pcie_bandwidth: str | None = None
     dram_bandwidth: str | None = None
-    host_threads: AtLeastOne | None = None
+    host_threads: offloading.HostThreads | None = None
     bind_cores: bool = False
 
     def __post_init__(self) -> None:

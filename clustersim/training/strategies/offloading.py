@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -14,6 +14,7 @@ from clustersim.core.mix import Mix
 from clustersim.core.model import StepCost
 from clustersim.core.program import HOST_STREAM, Compute
 from clustersim.core.units import parse_bandwidth
+from clustersim.training.parallel.config import AtLeastOne
 from clustersim.training.strategies import base
 
 D2H_STREAM = "d2h"
@@ -28,6 +29,12 @@ PAGEABLE_PASSES = 2
 it on its way through a page-locked buffer. DeepSpeed's issue 6695 has 5.4 and 5.9 GB/s, where PCIe carries 32."""
 
 
+A_THREAD_A_CORE: Literal["all"] = "all"
+"""What OpenMP starts of each rank where nobody sets ``OMP_NUM_THREADS``."""
+HostThreads = AtLeastOne | Literal["all"]
+"""Threads of a rank: a number, or one a core."""
+
+
 class HostKnobs(Protocol):
     """What a strategy's configuration says of the host."""
 
@@ -40,7 +47,7 @@ class HostKnobs(Protocol):
         """Of a node."""
 
     @property
-    def host_threads(self) -> int | None:
+    def host_threads(self) -> HostThreads | None:
         """Of a rank."""
 
     @property
@@ -106,7 +113,8 @@ def check_host(knobs: HostKnobs) -> None:
 
 def work_of(mesh: Mesh, knobs: HostKnobs) -> HostWork:
     """How a node's ranks work on its memory."""
-    return HostWork(knobs.host_threads, mesh.nproc_per_node, knobs.bind_cores)
+    threads = math.inf if knobs.host_threads == A_THREAD_A_CORE else knobs.host_threads
+    return HostWork(threads, mesh.nproc_per_node, knobs.bind_cores)
 
 
 def host_of(mesh: Mesh, cost: StepCost, knobs: HostKnobs) -> Host:

@@ -15,7 +15,6 @@ import msgspec
 
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.core.texts import data_table
-from clustersim.training.parallel.config import AtLeastOne
 from clustersim.training.strategies import base, offloading
 
 Count = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)] | str
@@ -191,8 +190,9 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     param_dtype : of parameters and gradients; 16-bit ones have fp32 masters in the optimizer.
     pcie_bandwidth : of one GPU in one direction; what copies reach of the machine's own links, all GPUs at once, if
         absent. dram_bandwidth : what all ranks of a node read and write of its memory; what their threads do if absent.
-    host_threads : of a rank, for what it does on the host (OMP_NUM_THREADS); one where a node has several ranks, as
-        torchrun and accelerate set it, and else all cores if absent.
+    host_threads : of a rank, for what it does on the host (OMP_NUM_THREADS), or "all": one a core, as the deepspeed
+        launcher leaves it; one where a node has several ranks, as torchrun and accelerate set it, and else all cores
+        if absent.
     bind_cores : each rank has cores of its own, all of which work for it (``deepspeed --bind_cores_to_rank``).
     """
 
@@ -201,7 +201,7 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     version: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+(\.\d+)?$")] | None = None
     pcie_bandwidth: str | None = None
     dram_bandwidth: str | None = None
-    host_threads: AtLeastOne | None = None
+    host_threads: offloading.HostThreads | None = None
     bind_cores: bool = False
 
     def __post_init__(self) -> None:
