@@ -130,10 +130,23 @@ def test_a_choice_that_does_not_fit_is_no_fastest_one():
     """204,833 tokens/s of a scenario that did not fit stood over the page as the fastest."""
     answer = of_sweep.answer(without_room([[100.0, 100.0], [50.0, 25.0]], (0, 1)))
     assert answer.verdict == (
-        "No choice is best everywhere: c0 is the fastest in 1 cases, c1 is the fastest in 1 cases; c0 is the fastest "
-        "wherever it fits, and does not fit in 1 of them; c1 takes up to 2 times as long (seed 0)."
+        "No choice is best everywhere: c0 is the fastest in 1 case, c1 is the fastest in 1 case; c0 is the fastest "
+        "wherever it fits, and does not fit in 1 of 2 cases; c1 takes up to 2 times as long (seed 0)."
     )
     assert answer.cases[1] == ["seed 1", "c1", "25", "+300.0%, does not fit", "0.0%"]
+
+
+@pytest.mark.parametrize("word", ["none", "off", "true"])
+def test_a_choice_whose_name_says_nothing_alone_is_told_with_its_axis(word):
+    """A sweep of checkpointing said "none does not fit in 3 of them"."""
+    swept = without_room([[100.0, 100.0], [50.0, 25.0]], (1, 0))
+    names = np.where(swept.table.pop("choice") == "c1", word, "full")
+    table = {"model.activation_checkpointing": names, **swept.table}
+    said = of_sweep.answer(SweptRows("t", table, ("model.activation_checkpointing", "run.seed"), None, 0)).verdict
+    assert said == (
+        "Full is the fastest, or as fast as can be told, in all 2 cases; "
+        f"activation checkpointing {word} takes up to 4 times as long (seed 1), and does not fit in 1 of 2 cases."
+    )
 
 
 def test_a_case_in_which_nothing_fits_decides_nothing():

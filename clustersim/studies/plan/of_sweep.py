@@ -50,7 +50,8 @@ def answer(swept: SweptRows) -> Decision:
     """The whole answer."""
     question = swept.question
     if question is not None and question.value is not None:
-        verdict, head, cases = _worth(swept, question.value, question.against, str(question.choice or question.value))
+        choice = question.choice or swept.called(question.value)
+        verdict, head, cases = _worth(swept, question.value, question.against, choice)
     elif swept.axis is not None:
         verdict, head, cases = _which(swept)
     else:
@@ -79,14 +80,14 @@ def _which(swept: SweptRows) -> Told:
     if len(roomy) < len(swept.cases):
         where_text = f"{where_text if len(roomy) > 1 else 'in the one case'} in which anything fits"
     if len(near) == 1:
-        sentence = f"{near[0]} is the fastest, or as fast as can be told, {where_text}"
+        sentence = f"{swept.called(near[0])} is the fastest, or as fast as can be told, {where_text}"
     elif near:
-        either = f"{', '.join(map(str, near[:-1]))} or {near[-1]}"
+        either = f"{', '.join(map(swept.called, near[:-1]))} or {swept.called(near[-1])}"
         sentence = f"{either}: {where_text} they differ by less than predictions are off"
     else:
-        won = Counter(str(value) for value in fastest.values()).most_common()
+        won = Counter(swept.called(value) for value in fastest.values()).most_common()
         sentence = "No choice is best everywhere: " + ", ".join(
-            f"{name} is the fastest in {n} cases" for name, n in won
+            f"{name} is the fastest in {n} case{'s' * (n > 1)}" for name, n in won
         )
     rest = "".join(f"; {_how_slow(swept, choice, roomy, fastest)}" for choice in choices if choice not in near)
     head = ["case", "fastest", f"{swept.unit}/s", *map(str, choices)]
@@ -122,13 +123,14 @@ def _how_slow(
         if choice in rows
     }
     full = sum(choice in case.rows and choice not in roomy[case.words] for case in swept.possible)
-    does_not = f" does not fit in {full} of them" if len(roomy) > 1 else " does not fit"
+    does_not = f" does not fit in {full} of {len(roomy)} cases" if len(roomy) > 1 else " does not fit"
+    name = swept.called(choice)
     if not times:
-        return f"{choice}{does_not if full else ' has no result'}"
+        return f"{name}{does_not if full else ' has no result'}"
     worst = max(times, key=lambda label: times[label])
-    slower = f"{choice} takes up to {times[worst]:.3g} times as long ({worst})" if worst else f"{choice} is slower"
+    slower = f"{name} takes up to {times[worst]:.3g} times as long ({worst})" if worst else f"{name} is slower"
     if full and times[worst] == 1.0:
-        slower = f"{choice} is the fastest wherever it fits"
+        slower = f"{name} is the fastest wherever it fits"
     return f"{slower}, and{does_not}" if full else slower
 
 

@@ -17,6 +17,9 @@ from clustersim.core.ranges import alike
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.sweep.spec import Question
 
+MUTE = frozenset({"none", "no", "off", "on", "yes", "true", "false", "auto", "default", "all"})
+"""Words that a sentence cannot begin with: "none does not fit" is about nothing."""
+
 
 @dataclass(frozen=True)
 class SweptCase:
@@ -85,6 +88,12 @@ class SweptRows:
         shown = ((name, self.table[name][i].item()) for name in names or ())
         return ", ".join(str(v) if name == self.axis and isinstance(v, str) else worded(name, v) for name, v in shown)
 
+    def called(self, value: Any) -> str:
+        """A value in question as the subject of a sentence: by its own name, such as ``fsdp``, or with its axis where
+        it says nothing alone, as numbers and ``none`` do."""
+        speaks = isinstance(value, str) and value.lower() not in MUTE
+        return value if speaks or self.axis is None else worded(self.axis, value)
+
     def error(self, i: int) -> float:
         """How far steps like a row's are off: half of the published ones lay within."""
         return float(self.table["off_by"][i])
@@ -110,10 +119,14 @@ def worded(name: str, value: Any) -> str:
 
     >>> worded("cluster.nodes", 4), worded("NIC", "25 Gb/s"), worded("strategy.micro_batch_size", 2)
     ('4 nodes', 'NIC 25 Gb/s', 'micro batch size 2')
+    >>> worded("parallel.sequence_parallel", True)
+    'sequence parallel true'
     """
     last = name.rsplit(".", 1)[-1].replace("_", " ")
     if last in {"nodes", "gpus", "steps"}:
         return f"{value:,} {last if value != 1 else last[:-1]}"
+    if isinstance(value, bool):
+        return f"{last} {str(value).lower()}"
     return f"{last} {value:g}" if isinstance(value, int | float) else f"{last} {value}"
 
 
