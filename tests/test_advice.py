@@ -61,7 +61,7 @@ def test_twice_the_samples_that_may_run_out_say_how_likely():
     result = package.load(SINGLE, {**changes, "strategy.micro_batch_size": samples}).run()
     facts = RunFacts.of(result.to_dict())
     explanation = explain(result.timeline, facts)
-    likely = f", but it may run out of memory (likelihood {load.prepare().verdict.runs_out:.0%})"
+    likely = f", but it may run out of memory (likelihood of running out {load.prepare().verdict.runs_out:.0%})"
     (bound,) = of_samples(explanation.bounds)  # as of a saved run, which is not run again
     (told,) = of_samples(otherwise(result.prepared, result.timeline, explanation).text)
     assert bound.endswith(likely)

@@ -340,6 +340,6 @@ def test_a_plan_names_the_memory_risk_of_its_choice_as_its_rows_do(places):
     shown, _ = places
     answer = json.loads(shown["plan --json"])
     risk = re.search(r"\(likelihood of running out (\d+%)\)", answer["front"][0]["fit"])
-    told = re.search(r"\(likelihood (\d+%)\)", answer["verdict"].split(". ")[0])
+    told = re.search(r"\(likelihood of running out (\d+%)\)", answer["verdict"].split(". ")[0])
     assert bool(told) == bool(risk and int(risk[1][:-1]) >= 25)
     assert answer["verdict"].startswith("Take 8 GPUs")

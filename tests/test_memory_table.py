@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import msgspec
 import pytest
 
 from clustersim import scenario
 from clustersim.app.cli.memory import _cells
+from clustersim.core.memory_states import likelihood
 from clustersim.scenario.run.held import held
 from clustersim.studies.what_if.memory_table import MemoryRow, table
 from clustersim.training.strategies import STRATEGIES
@@ -115,11 +117,15 @@ def test_what_leaves_the_gpus_is_in_the_hosts_memory():
     assert held(own).host.kept_bytes == 0.0
 
 
-@pytest.mark.parametrize(("device_bytes", "words"), [(70.0, "25%"), (85.0, "75%"), (90.0, "yes"), (50.0, "no")])
-def test_a_table_says_how_likely_a_row_fits(rows, device_bytes, words):
+@pytest.mark.parametrize(
+    ("device_bytes", "words"),
+    [(70.0, "may run out (75%)"), (85.0, "fits (25%)"), (90.0, "fits"), (50.0, "does not fit")],
+)
+def test_a_table_says_how_likely_a_row_runs_out(rows, device_bytes, words):
     state = "does not fit" if device_bytes < 60 else "may run out" if device_bytes < 80 else "fits"
     bounds = {"shown_range_bytes": (60.0, 90.0), "shown_bytes": 80.0, "device_bytes": device_bytes}
-    row = msgspec.structs.replace(rows[0], verdict=state, **bounds)
+    out = likelihood((60.0, 90.0), 80.0, device_bytes)
+    row = msgspec.structs.replace(rows[0], verdict=state, runs_out=out, **bounds)
     assert _cells(row, [], on_the_host=False)[-2] == words
 
 
@@ -127,3 +133,17 @@ def test_a_table_says_how_likely_a_row_fits(rows, device_bytes, words):
 def test_memory_in_use_is_what_the_driver_s_own_command_shows(topology, smi):
     (row,) = table(NAME, {"cluster.topology": topology, "model.seq_len": 1024})
     assert row.smi == smi
+
+
+def test_the_table_of_stages_says_what_the_line_below_it_says(clustersim):
+    """Its last column said "yes" beside a line that said how likely memory runs out."""
+    scenario_of_stages = "1f1b_gpt2_xl_1x8_a100"
+    (row,) = table(scenario_of_stages)
+    size = f"strategy.micro_batch_size={row.largest_that_may_fit}"
+    done = clustersim("memory", scenario_of_stages, "--set", size)
+    (line,) = (text for text in done.stdout.splitlines() if "likelihood of running out" in text)
+    state, share = re.search(r"most, (.*) \(likelihood of running out (.*?)\)", line).groups()
+    assert f"{state} ({share})" in done.stdout
+    (row,) = table(scenario_of_stages, {"strategy.micro_batch_size": row.largest_that_may_fit})
+    fullest = row.stages[row.stage]
+    assert (fullest.verdict, fullest.runs_out) == (row.verdict, row.runs_out)

@@ -601,12 +601,14 @@ def test_the_verdict_says_where_memory_may_run_out():
     assert taken.startswith("It is the fastest with room in memory")
     # Of two options on one machine the faster is the cheaper: "why these" calls that one the cheapest.
     assert "the fastest with room in memory, and the cheapest per token" in taken
-    assert any("looks 11.1% faster, but may run out of memory (likelihood 38%)" in sentence for sentence in more)
+    looks = "looks 11.1% faster, but may run out of memory (likelihood of running out 38%)"
+    assert any(looks in sentence for sentence in more)
     assert why_on_front(found.front[0], found).startswith("the fastest with room in memory")
     assert why_on_front(found.front[1], found).endswith("fits (likelihood of running out 38%)")
     alone = verdict(plan(), judged(tight)).split(". ")[0]
     assert "of those with room" not in alone
-    assert "which may run out of memory (likelihood 38%)" in alone  # on the first line, where nothing is safer
+    # On the first line, where nothing is safer.
+    assert "which may run out of memory (likelihood of running out 38%)" in alone
 
 
 def test_nobody_is_told_to_take_what_is_likely_to_run_out_where_what_has_room_breaks_a_limit_by_little():

@@ -48,10 +48,36 @@ def worded(state: str, between: tuple[float, float], middle: float, room: float)
     return f"{state} ({running_out(share)})"
 
 
+IN_CELLS = "in brackets how likely it runs out of memory"
+"""What a table says of a column of :func:`in_cell`."""
+
+
+def in_cell(state: str, share: float) -> str:
+    """What :func:`worded` says, as a cell of a table. ``share`` : how likely it runs out.
+
+    >>> in_cell(FITS, 0.0), in_cell(FITS, 0.06), in_cell(MAY_RUN_OUT, 0.75), in_cell(DOES_NOT_FIT, 1.0)
+    ('fits', 'fits (6%)', 'may run out (75%)', 'does not fit')
+    """
+    if state == DOES_NOT_FIT or (state == FITS and not share):
+        return state
+    return f"{state} ({_percent(share)})"
+
+
 def running_out(share: float) -> str:
     """How likely memory runs out, in words.
 
     >>> running_out(0.25)
     'likelihood of running out 25%'
     """
-    return f"likelihood of running out {share:.0%}"
+    return f"likelihood of running out {_percent(share)}"
+
+
+def _percent(share: float) -> str:
+    """A likelihood that is neither nothing nor all, as a percentage that says neither.
+
+    >>> _percent(0.914), _percent(0.001), _percent(0.999)
+    ('91%', '<1%', '>99%')
+    """
+    if 0 < share < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"

@@ -40,7 +40,7 @@ BUT_RUNS_OUT = ", but it may run out of memory"
 
 def may_run_out(share: float) -> str:
     """What stands behind advice whose memory may run out, so likely."""
-    return f"{BUT_RUNS_OUT} (likelihood {share:.0%})"
+    return f"{BUT_RUNS_OUT} ({running_out(share)})"
 
 
 def roomy(text: str, doubled: DoubledBatch | None, device: float) -> str:
@@ -50,9 +50,9 @@ def roomy(text: str, doubled: DoubledBatch | None, device: float) -> str:
     >>> roomy(saves, None, 0.0), roomy(saves, DoubledBatch(1.0, "fits", 0.0), 2.0)
     ('batch x2 would save 5.0%', 'batch x2 would save 5.0%')
     >>> roomy(saves, DoubledBatch(1.9, "may run out", 0.9), 2.0)
-    'batch x2 would save 5.0%, but it may run out of memory (likelihood 90%)'
+    'batch x2 would save 5.0%, but it may run out of memory (likelihood of running out 90%)'
     >>> roomy(saves, DoubledBatch(1.6, "fits", 0.4), 2.0)
-    'batch x2 would save 5.0%, but it may run out of memory (likelihood 40%)'
+    'batch x2 would save 5.0%, but it may run out of memory (likelihood of running out 40%)'
     >>> roomy(saves, DoubledBatch(2.0**34, "does not fit", 1.0), 2.0**33)
     'batch x2 would not fit in memory: it needs at least 16 GiB of 8 GiB'
     >>> roomy(saves, DoubledBatch(1.0, "does not fit", 1.0, "host memory does not fit: ..."), 2.0)

@@ -10,6 +10,7 @@ import msgspec
 
 from clustersim.app.cli.common import json_option, label_of, print_json, set_option, working
 from clustersim.app.cli.tables import number_table, stdout
+from clustersim.core.memory_states import IN_CELLS, in_cell
 from clustersim.core.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -49,13 +50,14 @@ def _print(scenario: str, rows: list[ComparisonRow], *, split: bool) -> None:
         "B/param",
         "peak memory",
         "sent per GPU and step",
-        "fits",
+        "memory",
     )
     console = stdout()
     title = f"{'ways to split' if split else 'strategies on'} {scenario}"
     named = [(label_of(row.strategy, row.variant, split=split), row) for row in rows]
     console.print(number_table(title, heads, ([name, *_cells(row, split=split)] for name, row in named)))
     console.say("- B/param: bytes a parameter of model states, unsplit: rows compare where it is the same")
+    console.say(f"- memory: {IN_CELLS}")
     console.say(*_unlike_gradients(named))
     console.say(*_fewer_steps(rows))
     console.say(*(f"- {name}: {row.reason}" for name, row in named if row.reason))
@@ -83,7 +85,7 @@ def _fewer_steps(rows: Sequence[ComparisonRow]) -> Iterator[str]:
 
 
 def _cells(row: ComparisonRow, *, split: bool) -> list[str]:
-    if row.fits is None:
+    if row.verdict is None:
         return [*[""] * 7, "-"]
     step, bubble, exposed, waiting = (
         format_time(seconds or 0.0)
@@ -92,4 +94,4 @@ def _cells(row: ComparisonRow, *, split: bool) -> list[str]:
     memory, sent = (format_bytes(number or 0.0) for number in (row.peak_memory_bytes, row.bytes_sent_per_gpu))
     second = bubble if split else f"{row.samples_per_s:,.1f}"
     state_bytes = "" if row.bytes_per_parameter is None else f"{row.bytes_per_parameter:.0f}"
-    return [step, second, exposed, waiting, state_bytes, memory, sent, "yes" if row.fits else "no"]
+    return [step, second, exposed, waiting, state_bytes, memory, sent, in_cell(row.verdict, row.runs_out or 0.0)]

@@ -9,9 +9,8 @@ import msgspec
 
 from clustersim.app.cli.common import json_option, label_of, option_option, print_json, set_option, working
 from clustersim.app.cli.tables import number_table, stdout
-from clustersim.core.host_memory import either
 from clustersim.core.memory_parts import part_label, stage_columns, variant_columns
-from clustersim.core.memory_states import DOES_NOT_FIT, likelihood, verdict_of, worded
+from clustersim.core.memory_states import IN_CELLS, in_cell, verdict_of, worded
 from clustersim.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     if len(row.stages) > 1:
         console.print(_by_stage(scenario, row))
         console.print("- optim: states and fp32 masters; F m.c, B m.c: forward, backward of micro-batch m on chunk c")
+        console.print(f"- memory: {IN_CELLS}")
     else:
         console.print(_by_part(scenario, row))
     stage_text = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
@@ -104,10 +104,6 @@ def _by_part(scenario: str, row: MemoryRow) -> Table:
     return table
 
 
-FITTING = {"fits": "yes", "may run out": "maybe", "does not fit": "no"}
-"""Verdicts as cells of a table."""
-
-
 def _by_stage(scenario: str, row: MemoryRow) -> Table:
     """A line for each stage, at its own fullest moment: the parts add up to the total."""
     from rich.markup import escape
@@ -121,11 +117,11 @@ def _by_stage(scenario: str, row: MemoryRow) -> Table:
     columns = {name: column for name, column in columns.items() if any(column)}
     title = f"memory of one GPU by stage, each at its own peak [GiB]: {escape(scenario)}"
     table = Table(title=title, title_justify="left")
-    for name in ("stage", *columns, "total", "peak at", "fits"):
-        table.add_column(name, justify="left" if name == "peak at" else "right", no_wrap=True)
+    for name in ("stage", *columns, "total", "peak at", "memory"):
+        table.add_column(name, justify="left" if name in {"peak at", "memory"} else "right", no_wrap=True)
     for i, stage in enumerate(stages):
         cells = [f"{column[i] / 2**30:.2f}" for column in columns.values()]
-        fits = FITTING[stage.verdict]
+        fits = in_cell(stage.verdict, stage.runs_out)
         style = "bold" if i == row.stage else None
         table.add_row(str(i), *cells, f"{stage.total_bytes / 2**30:.2f}", stage.peak, fits, style=style)
     return table
@@ -141,23 +137,10 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str], *, on_the_host: b
         for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
     )
     saving = f"{row.saving:.1f}x" if row.saving else ""
-    out = either(likelihood(row.shown_range_bytes, row.shown_bytes, row.device_bytes), row.host)
-    certain = row.verdict == DOES_NOT_FIT or not out
-    fits = FITTING[row.verdict] if certain else _chance(1 - out)
+    fits = in_cell(row.verdict, row.runs_out)
     state_bytes = f"{row.bytes_per_parameter:.0f}"
     host = [_host_cell(row.host)] if on_the_host else []
     return [state_bytes, states, saving, *part_cells, total, *host, fits, _largest_cell(row)]
-
-
-def _chance(likely: float) -> str:
-    """A likelihood that is neither nothing nor all, as a percentage that says neither.
-
-    >>> _chance(0.914), _chance(0.001), _chance(0.999)
-    ('91%', '<1%', '>99%')
-    """
-    if likely < 0.005:
-        return "<1%"
-    return ">99%" if likely >= 0.995 else f"{likely:.0%}"
 
 
 def _host_cell(host: HostMemory) -> str:
@@ -177,7 +160,7 @@ def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
     parts = {name: part for name, part in variant_columns().items() if any(row.largest[part] for row in memory_rows)}
     heads = ("split" if split else "strategy", "B/param", "states", "saving", *parts, "peak")
     on_the_host = any(row.host.kept_bytes for row in memory_rows)
-    heads = (*heads, *(("host",) if on_the_host else ()), "fits", "most\nsamples")
+    heads = (*heads, *(("host",) if on_the_host else ()), "memory", "most\nsamples")
     labels = [label_of(row.strategy, row.variant, split=split) for row in rows]
     cells = (
         [label, *_cells(row, list(parts.values()), on_the_host=on_the_host)]
@@ -188,7 +171,7 @@ def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
     console.print(
         "- B/param: bytes a parameter of these states, unsplit: rows compare where it is the same\n"
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
-        "their way; fits: how likely, where that is not certain; most samples: the largest micro-batch that fits"
+        f"their way; memory: {IN_CELLS}; most samples: the largest micro-batch that fits"
         + ("; host: asked of the memory of a node, buffers included, of what it has (?: no file says)" * on_the_host)
     )
     console.say(*(f"- {label}: {row.reason}" for label, row in zip(labels, rows, strict=True) if row.reason))

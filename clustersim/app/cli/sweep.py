@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import to_builtins
 
-from clustersim.app.cli.common import PATH, jobs_option, json_option, page_option
+from clustersim.app.cli.common import OUT_FOLDER, jobs_option, json_option, page_option
 from clustersim.app.cli.study import say_study
 from clustersim.app.cli.tables import rich_table, stdout
 from clustersim.core.errors import ClusterSimError
@@ -34,7 +34,7 @@ EVERY = 10.0
 
 @click.command(short_help="Simulate one scenario with many values of some keys.")
 @click.argument("file")
-@click.option("--out", type=PATH, required=True, help="Folder for results.jsonl, table, picture.")
+@click.option("--out", type=OUT_FOLDER, required=True, help="Folder for results.jsonl, table, picture.")
 @jobs_option
 @click.option(
     "--executor",
@@ -141,7 +141,7 @@ def _table(table: Columns, axes: list[str], title: str) -> Any:
     tokens = not (table["tokens_per_s"] != table["tokens_per_s"]).all()
     rate = "tokens_per_s" if tokens else "samples_per_s"
     figures = ("step_time_s", rate, "mfu", "exposed_communication_s")
-    heads = ("GPUs", *(COLUMNS[key] for key in figures), "peak memory", "fits")
+    heads = ("GPUs", *(COLUMNS[key] for key in figures), "peak memory", "memory")
     rows = []
     for i in range(min(SHOWN, len(table["key"]))):
         row = {name: column[i] for name, column in table.items()}
@@ -150,7 +150,7 @@ def _table(table: Columns, axes: list[str], title: str) -> Any:
             rows.append([*cells, *[""] * 6, "-"])
             continue
         share = f"{row['mfu']:.1%}" if row["mfu"] == row["mfu"] else "", f"{row['share_exposed_communication']:.1%}"
-        memory = format_bytes(float(row["peak_memory_bytes"])), "yes" if row["fits"] else "no"
+        memory = format_bytes(float(row["peak_memory_bytes"])), row["memory"]
         step = f"{row['gpus']:,.0f}", format_time(float(row["step_time_s"])), f"{row[rate]:,.0f}"
         rows.append([*cells, *step, *share, *memory])
     head = [*((name, table[name].dtype.kind != "U") for name in axes), *((name, True) for name in heads)]

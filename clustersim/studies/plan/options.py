@@ -10,8 +10,7 @@ from functools import cached_property
 import msgspec
 
 from clustersim.core.economics import GpuRates, RunningCosts
-from clustersim.core.host_memory import either
-from clustersim.core.memory_states import UNLIKELY, likelihood
+from clustersim.core.memory_states import UNLIKELY
 from clustersim.core.topology import Topology
 from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.limits import Bound
@@ -76,15 +75,12 @@ class PlanOption(msgspec.Struct, frozen=True):
     @property
     def runs_out(self) -> float:
         """How likely it takes more memory than there is, of GPU or host; 0 for what was not run whole or folded."""
-        return 0.0 if self.result is None else either(self.gpu_runs_out, self.result.memory.host)
+        return 0.0 if self.result is None else self.result.runs_out
 
     @property
     def gpu_runs_out(self) -> float:
         """How likely it takes more memory than a GPU has; 0 for what was not run whole or folded."""
-        if self.result is None or not self.result.memory.device_bytes:
-            return 0.0
-        memory = self.result.memory
-        return likelihood(memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
+        return 0.0 if self.result is None else self.result.gpu_runs_out
 
     @property
     def has_room(self) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from clustersim.core.device import NARROW
+from clustersim.core.memory_states import running_out
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult, dtype_of
@@ -50,7 +51,7 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
 
 def _risk(option: PlanOption) -> str:
     """That it may run out of memory, and how likely; empty where it has room."""
-    return "" if option.has_room else f", which may run out of memory (likelihood {option.runs_out:.0%})"
+    return "" if option.has_room else f", which may run out of memory ({running_out(option.runs_out)})"
 
 
 def _cramped(searched: SearchResult) -> bool:
@@ -205,7 +206,7 @@ def _tempting(plan: PlanFile, searched: SearchResult) -> str:
         but = (
             f"is predicted to +-{option.error:.0%} only: measure it before it is taken"
             if has_room
-            else f"may run out of memory (likelihood {option.runs_out:.0%}): try it before it is taken"
+            else f"may run out of memory ({running_out(option.runs_out)}): try it before it is taken"
         )
         looks = f"looks {option.rate / chosen.rate - 1:.1%} faster"
         sentences.append(f" {_place(option, plan, searched, chosen)}{spent} {looks}, but {but}.")

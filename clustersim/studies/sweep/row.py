@@ -13,7 +13,8 @@ from msgspec import Meta
 
 from clustersim.core import figures as figure_table
 from clustersim.core.errors import ClusterSimError
-from clustersim.core.host_memory import HostMemory
+from clustersim.core.host_memory import HostMemory, either, worse
+from clustersim.core.memory_states import DOES_NOT_FIT, FITS, likelihood, verdict_of
 from clustersim.core.paths import data_path, plain
 from clustersim.core.texts import Table, decoded
 from clustersim.core.topology import LINE_RATE
@@ -87,6 +88,28 @@ class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     memory: FullestMemory = FullestMemory()
     trust: StepTrust = StepTrust()
     more: dict[str, float] = {}
+
+    @property
+    def state(self) -> str:
+        """Of GPU and host, what :func:`clustersim.core.memory_states.verdict_of` says; of a run that did not say how
+        full GPUs are, whether it fits."""
+        memory = self.memory
+        if not memory.device_bytes:
+            return FITS if self.fits else DOES_NOT_FIT
+        return worse(verdict_of(self.peak_memory_bytes, memory.shown_bytes, memory.device_bytes), memory.host)
+
+    @property
+    def gpu_runs_out(self) -> float:
+        """How likely it takes more memory than a GPU has; 0 where nobody said how full it is."""
+        memory = self.memory
+        if not memory.device_bytes:
+            return 0.0
+        return likelihood(memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
+
+    @property
+    def runs_out(self) -> float:
+        """The same of GPU or host."""
+        return either(self.gpu_runs_out, self.memory.host)
 
 
 class Failure(msgspec.Struct, frozen=True, rename={"kind": "class"}):

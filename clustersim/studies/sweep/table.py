@@ -14,6 +14,7 @@ import numpy.typing as npt
 from clustersim.core.arrays import Columns
 from clustersim.core.errors import ClusterSimError, nearest, needs
 from clustersim.core.figures import shown_in
+from clustersim.core.memory_states import in_cell
 from clustersim.core.outputs import fresh, writing
 from clustersim.core.program import PHASES
 from clustersim.core.texts import Table, decoded
@@ -70,7 +71,8 @@ def read(folder: str | Path) -> Columns:
     there is none: ``gpus``, ``step_time_s``, ``samples_per_s``, ``tokens_per_s``, ``mfu``, ``compute_s``,
     ``exposed_communication_s``, ``bytes_sent_per_gpu``, ``peak_memory_bytes`` and others; ``share_forward`` and so on
     (of the step); ``busiest_link_utilisation``; ``steps_like``, which published steps it is like, and ``off_by``,
-    within what share of the prediction half of them lay; ``fits`` (bool, False beside an error).
+    within what share of the prediction half of them lay; ``fits`` (bool, False beside an error); ``memory``, what is
+    said of it, and how likely it runs out (:func:`clustersim.core.memory_states.in_cell`).
     """
     axes = about(folder).axes
     flat = [{name: shown.get(name) for name in axes} | _flat(row, axes) for shown, row in rows(folder)]
@@ -92,6 +94,7 @@ def _flat(row: SweepRow, taken: Sequence[str]) -> dict[str, Scalar]:
     flat |= {"busiest_link_utilisation": _number(busiest.utilisation if busiest else None)}
     flat |= {"steps_like": result.trust.kind if result else "", "off_by": _number(result.trust.p50 if result else None)}
     flat |= {"fits": result is not None and result.fits}
+    flat |= {"memory": in_cell(result.state, result.runs_out) if result else ""}
     return {name: value for name, value in flat.items() if name not in taken}
 
 

@@ -94,7 +94,8 @@ class ComparisonRow(msgspec.Struct, frozen=True):
         run's summary; no bubble without a pipeline. samples_per_s : of the whole machine.
     bytes_per_parameter : of model states, unsplit: what tells precisions apart. gradients_in : the element type that
         gradients travel in; None of a split model, whose replicas have their own.
-    peak_memory_bytes, bytes_sent_per_gpu : of a GPU, in a step. fits : in its memory.
+    peak_memory_bytes, bytes_sent_per_gpu : of a GPU, in a step. fits : in its memory. verdict, runs_out : as
+        ``memory`` says it, and how likely it runs out.
     reason : why it cannot be run, which leaves its figures None, or does not fit; empty otherwise.
     steps : how many were played, of ``steps_asked`` in the scenario: its own run is a mean over more of them where that
         is more, and steps differ a little.
@@ -114,6 +115,8 @@ class ComparisonRow(msgspec.Struct, frozen=True):
     peak_memory_bytes: float | None = None
     bytes_sent_per_gpu: float | None = None
     fits: bool | None = None
+    verdict: str | None = None
+    runs_out: float | None = None
     reason: str = ""
     steps: int | None = None
     steps_asked: int | None = None
@@ -278,6 +281,7 @@ def _row(own: Scenario, form: ComparisonCase) -> ComparisonRow:
     if parallel is None or not (parallel.splits or parallel.use_distributed_optimizer):
         figures["gradients_in"] = other_scenario.config.wire_dtype
     figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits, "bytes_per_parameter": state_bytes}
+    figures |= {"verdict": result.verdict.state, "runs_out": result.verdict.runs_out}
     return ComparisonRow(
         form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict)
     )

@@ -22,13 +22,14 @@ MOST = 1 << 20
 
 class FullestGpu(msgspec.Struct, frozen=True):
     """A GPU at its fullest moment, ``peak``: parts [bytes], the largest first, and their sum with the driver's
-    context."""
+    context; what is said of it, and how likely it runs out of memory (of GPU or host)."""
 
     peak: str
     at_peak: dict[str, float]
     total_bytes: float
     fits: bool
     verdict: str
+    runs_out: float
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
@@ -40,7 +41,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     GPU. largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`FullestGpu`.
     allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by ``smi``) roughly, with
         the least and the most. smi : nvidia-smi, or AMD's amd-smi. verdict : one of fits, may run out and does not fit;
-        ``fits`` is true of the first.
+        ``fits`` is true of the first. runs_out : how likely it runs out.
     model_states_bytes : parameters, gradients and optimizer. bytes_per_parameter : of these, unsplit.
     saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does. largest_that_may_fit : whose step may run out of
@@ -69,6 +70,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     saving: float | None
     fits: bool
     verdict: str
+    runs_out: float
     largest_micro_batch: int
     largest_that_may_fit: int
     stage: int | None
@@ -155,7 +157,7 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
 
 def _fullest(use: MemoryUse, card: Device, host: HostMemory) -> FullestGpu:
     verdict = use.fits(card, host)
-    return FullestGpu(use.peak, use.at_peak(), use.total, verdict.ok, verdict.state)
+    return FullestGpu(use.peak, use.at_peak(), use.total, verdict.ok, verdict.state, verdict.runs_out)
 
 
 def largest_micro_batch(parts: ScenarioParts, rule: Callable[[Verdict], bool] = lambda verdict: verdict.ok) -> int:
