@@ -88,4 +88,4 @@ def test_validate_draws_and_lists_the_worst(tmp_path):
 def test_a_picture_of_an_unknown_suffix_is_refused_before_the_work(tmp_path):
     table = tmp_path / "missing.csv"
     done = CliRunner().invoke(cli, ["validate", "steps", str(table), "--plot", str(tmp_path / "x.gif")])
-    assert "a picture is a .png" in str(done.exception)
+    assert "is to end with .png, .svg or .pdf" in str(done.exception)

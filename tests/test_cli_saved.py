@@ -83,7 +83,7 @@ def test_a_command_of_scenarios_says_which_folders_it_reads(tmp_path, capsys):
 REFUSED = {
     "no run": (["report", "nowhere"], "no scenario 'nowhere'"),
     "picture": (["plot", "gant", "{}", "p.png"], "did you mean 'gantt'"),
-    "suffix": (["plot", "gantt", "{}", "p.jpg"], "a picture is a .png, .svg or .pdf"),
+    "suffix": (["plot", "gantt", "{}", "p.jpg"], "is to end with .png, .svg or .pdf"),
     "window": (["plot", "gantt", "{}", "p.png", "--window", "3"], "write it like '700 ms..1.06 s'"),
     "backwards": (["plot", "gantt", "{}", "p.png", "--window", "2 s..1 s"], "ends before it begins"),
     "format": (["export", "{}", "t.txt"], "no trace format has this ending"),

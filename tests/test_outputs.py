@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from conftest import exit_code
 
 from clustersim.app import lessons
+from clustersim.app.cli import cli
+from clustersim.app.cli.common import OutputFile, OutputFolder
 from clustersim.calibrate.capture.parts import free
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import MANIFEST, Folder, fresh, together
@@ -237,3 +240,61 @@ def test_an_error_in_what_was_written_names_the_file_and_not_its_temporary_name(
         write()
     assert str(raised.value) == f"{tmp_path / 'mine.toml'}: $.x: is wrong"
     assert not list(tmp_path.iterdir())
+
+
+# ---- paths are looked at before the work -----------------------------------------------------------------------------
+
+READ = {"data", "files", "folder", "answer", "run", "run_dir", "given", "config", "table", "tables"}
+"""Parameters that are paths of what a command reads, by name."""
+
+
+def commands(group, words=()):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*words, name))
+        else:
+            yield (*words, name), command
+
+
+PATHS = [
+    (words, param)
+    for words, command in commands(cli)
+    for param in command.params
+    if isinstance(param.type, click.Path) and not command.callback.__module__.startswith("tests.")
+]
+WRITTEN = [(words, param) for words, param in PATHS if isinstance(param.type, OutputFile | OutputFolder)]
+
+
+def test_every_path_that_a_command_takes_is_read_or_is_looked_at_before_it_is_written():
+    plain = {(words, param.name) for words, param in PATHS} - {(words, param.name) for words, param in WRITTEN}
+    assert {name for _, name in plain} <= READ
+    assert len(WRITTEN) >= 25
+
+
+@pytest.mark.parametrize(
+    ("words", "param"), WRITTEN, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_read(words, param, tmp_path, capsys):
+    """``report -o DIR/x.html`` into a folder that was not there failed after the work."""
+    (tmp_path / "file").write_text("mine")
+    ending = ".png" if getattr(param.type, "endings", ()) else ".toml"
+    place = tmp_path / "file" / f"x{ending}"
+    _, command = next(pair for pair in commands(cli) if pair[0] == words)
+    others = [
+        "x" if not isinstance(other.type, click.Choice) else other.type.choices[0]
+        for other in command.params
+        if isinstance(other, click.Argument) and other.name != param.name and other.required
+    ]
+    own = [str(place)] if isinstance(param, click.Argument) else [param.opts[0], str(place)]
+    assert exit_code(*words, *others, *own) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {place}: cannot be written: {tmp_path / 'file'} is no folder\n"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_file_goes_into_a_folder_that_is_not_there_yet(tmp_path):
+    place = tmp_path / "a" / "b" / "mine.toml"
+    assert exit_code("new", "sweep", place) == 0
+    assert place.is_file()

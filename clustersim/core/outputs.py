@@ -32,8 +32,8 @@ UNFINISHED: set[Path] = set()
 def together(folder: Path) -> Iterator[Callable[[str], Path]]:
     """Files of one folder that appear together: the block asks for a temporary path by name and writes there.
 
-    All get their names when the block ends well; else none does, and those that were there stay. Raises
-    :class:`ClusterSimError` for a name that is a link, a device or a folder.
+    The folder is made if need be. All get their names when the block ends well; else none does, and those that were
+    there stay. Raises :class:`ClusterSimError` for a name that is a link, a device or a folder.
     """
     temporaries: dict[Path, Path] = {}
 
@@ -41,6 +41,7 @@ def together(folder: Path) -> Iterator[Callable[[str], Path]]:
         """The temporary path for this name. Raises as ``regular`` does."""
         path = folder / name
         regular(path)
+        folder.mkdir(parents=True, exist_ok=True)
         _sweep_up(path)
         # The suffix stays last: writers choose gzip or PNG by it.
         temporary = path.with_name(f".{os.getpid()}-{path.name}")
@@ -99,6 +100,31 @@ def regular(path: Path) -> None:
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
         raise ClusterSimError(f"{path}: is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file to write to")
+
+
+def check_file(path: Path, endings: Collection[str] = ()) -> None:
+    """Raise :class:`ClusterSimError` where no file can be written to ``path``, before any work is done for it: what is
+    there is no plain file, its name has none of the ``endings``, or its folder neither is there nor can be made."""
+    if endings and path.suffix not in endings:
+        *others, last = endings
+        these = f"{', '.join(others)} or {last}" if others else last
+        raise ClusterSimError(f"{path}: is to end with {these}, not {path.suffix or 'nothing'!r}")
+    regular(path)
+    _check_room(path, path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """The same of a folder, which need not be there."""
+    _check_room(path, path)
+
+
+def _check_room(path: Path, folder: Path) -> None:
+    """Raise :class:`ClusterSimError` where ``path`` cannot be made, in ``folder`` or as it."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not existing.is_dir():
+        raise ClusterSimError(f"{path}: cannot be written: {existing} is no folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ClusterSimError(f"{path}: cannot be written: {existing} may not be written to")
 
 
 def ours(path: Path, mark: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.app.cli.common import PATH, format_option, json_option, print_json, working
+from clustersim.app.cli.common import OUT_FILE, OUT_FOLDER, PATH, format_option, json_option, print_json, working
 from clustersim.app.cli.pictures import write_picture
 from clustersim.app.cli.tables import rich_table, stdout
 from clustersim.core.errors import ClusterSimError
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Fit a machine's constants to its measurements.")
 @click.argument("data", nargs=-1, required=True, type=PATH)
 @click.option("--topology", required=True, help="How the machine is built: a shipped topology, or a file.")
-@click.option("-o", "--out", type=PATH, required=True, help="The topology file to write.")
+@click.option("-o", "--out", type=OUT_FILE, required=True, help="The topology file to write.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes of runs whose log does not say.  [as ranks need]")
-@click.option("--plots", type=PATH, help="A folder to draw the errors in.")
+@click.option("--plots", type=OUT_FOLDER, help="A folder to draw the errors in.")
 @format_option
 @json_option
 def calibrate(

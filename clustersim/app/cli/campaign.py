@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, page_option, set_option, working
+from clustersim.app.cli.common import OUT_FOLDER, json_option, page_option, set_option, working
 from clustersim.app.cli.study import needs_out, say_study, written_study
 from clustersim.app.cli.tables import rich_table, stdout
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of what is drawn at random.")
 @click.option("--what-if", "what_if", is_flag=True, help="Say also what other choices would give.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="How many processes work at once.")
-@click.option("--out", type=PATH, help="Folder for campaign.json and pictures.")
+@click.option("--out", type=OUT_FOLDER, help="Folder for campaign.json and pictures.")
 @page_option
 @json_option
 def campaign(

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import click
 
-from clustersim.app.cli.common import PATH
+from clustersim.app.cli.common import OUT_FOLDER
 from clustersim.core.errors import ClusterSimError, needs
 from clustersim.core.units import parse_message_size, parse_time
 
 
 @click.command(short_help="Measure this machine with PyTorch.")
-@click.option("--out", type=PATH, required=True, help="The folder to write.")
+@click.option("--out", type=OUT_FOLDER, required=True, help="The folder to write.")
 @click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, help="How many ranks to start, one a GPU.")
 @click.option("--budget", default="10min", help="How long it may take.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="What the ranks compute on.")

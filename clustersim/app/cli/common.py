@@ -13,12 +13,46 @@ import click
 
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.limits import MOST_RANKS, counted
+from clustersim.core.outputs import check_file, check_folder
 from clustersim.core.paths import json_text
 from clustersim.core.texts import short, shown
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PATH = click.Path(path_type=Path)
+"""Of what is read."""
+
+
+class OutputFile(click.Path):
+    """A file that a command writes: refused before any work where it cannot be (:func:`check_file`)."""
+
+    def __init__(self, *endings: str) -> None:
+        super().__init__(path_type=Path)
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Raises :class:`ClusterSimError`."""
+        path = super().convert(value, param, ctx)
+        check_file(path, self.endings)
+        return path
+
+
+class OutputFolder(click.Path):
+    """A folder that a command writes to: refused before any work where it cannot be (:func:`check_folder`)."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Raises :class:`ClusterSimError`."""
+        path = super().convert(value, param, ctx)
+        check_folder(path)
+        return path
+
+
+OUT_FILE = OutputFile()
+OUT_PICTURE = OutputFile(".png", ".svg", ".pdf")
+OUT_FOLDER = OutputFolder()
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 BACKEND = click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"])
 """Keys of :data:`clustersim.collectives.backends.BACKENDS`, which this file does not load."""
@@ -46,7 +80,7 @@ format_option: Decorator = click.option(
     help="The format of trace files, a name of `clustersim list formats`.  [found by their content]",
 )
 
-page_option: Decorator = click.option("--report", "page", type=PATH, help="Write the answer as one HTML page, too.")
+page_option: Decorator = click.option("--report", "page", type=OUT_FILE, help="Write the answer as one HTML page, too.")
 jobs_option: Decorator = click.option(
     "--jobs", type=click.IntRange(min=1), help="How many processes work at once.  [one a core]"
 )

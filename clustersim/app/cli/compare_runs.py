@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clustersim.app.cli.common import PATH, format_option, json_option, print_json, working
+from clustersim.app.cli.common import OUT_PICTURE, format_option, json_option, print_json, working
 from clustersim.app.cli.explain import load
-from clustersim.app.cli.pictures import picture_path, write_picture
+from clustersim.app.cli.pictures import write_picture
 from clustersim.core.errors import several
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("a", nargs=-1, required=True)
 @click.argument("b")
 @click.option("--top", type=click.IntRange(min=1), default=10, help="How many differences to print.")
-@click.option("--plot", type=PATH, help="Draw both on one time axis (.png, .svg, .pdf).")
+@click.option("--plot", type=OUT_PICTURE, help="Draw both on one time axis (.png, .svg, .pdf).")
 @format_option
 @json_option
 def compare(a: tuple[str, ...], b: str, top: int, plot: Path | None, fmt: str | None, as_json: bool) -> None:
@@ -34,8 +34,6 @@ def compare(a: tuple[str, ...], b: str, top: int, plot: Path | None, fmt: str | 
     from clustersim.explain.compare import compare as compared
     from clustersim.explain.compare import sentences
 
-    if plot is not None:
-        picture_path(plot)
     if len(a) > 1 and Path(b).is_file() and Path(b).suffix != ".toml":
         raise click.UsageError(f"which of {len(a) + 1} files are of B? give the traces of each run as a folder")
     run_a = load(a[0], (), *a[1:], fmt=fmt)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, option_option, print_json, set_option
+from clustersim.app.cli.common import OUT_FILE, PATH, json_option, option_option, print_json, set_option
 from clustersim.app.cli.new import write_new
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import together, writing
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command("import", short_help="Make a scenario of a framework's launch files.")
 @click.argument("files", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--out", "out", required=True, type=PATH, help="The scenario to write: a .toml file.")
+@click.option("-o", "--out", "out", required=True, type=OUT_FILE, help="The scenario to write: a .toml file.")
 @click.option("--from", "framework", type=click.Choice(NAMES), help="Whose files they are.  [found by their content]")
 @click.option("--topology", help="The machine, a shipped topology or a file: launch files do not say it.")
 @click.option("--nodes", type=click.IntRange(1, 10_000_000), help="How many nodes, where no launcher says it.")
@@ -98,7 +98,7 @@ def _told(imported: LaunchImport) -> list[str]:
 @click.command("export-config", short_help="Write a scenario as a framework's launch files.")
 @click.argument("scenario")
 @click.option("--to", "to", required=True, type=click.Choice(WRITTEN), help="The framework that reads them.")
-@click.option("-o", "--out", "out", type=PATH, help="The file to write.  [printed]")
+@click.option("-o", "--out", "out", type=OUT_FILE, help="The file to write.  [printed]")
 @option_option
 @set_option
 @json_option

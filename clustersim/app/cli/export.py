@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, rank_list, rank_words, ranks_option, working
+from clustersim.app.cli.common import OUT_FILE, OUT_FOLDER, PATH, rank_list, rank_words, ranks_option, working
 from clustersim.app.cli.tables import stdout
 from clustersim.core.outputs import Folder, fresh, writing
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Write a run for Perfetto or as CSV, a program as Chakra traces, a machine for SimGrid.")
 @click.argument("run", type=PATH)
-@click.argument("file", type=PATH, required=False)
+@click.argument("file", type=OUT_FILE, required=False)
 @click.option(
     "--chakra",
-    type=PATH,
+    type=OUT_FOLDER,
     metavar="DIR",
     help="A folder for a scenario's program as Chakra traces, and its machine for ASTRA-sim.",
 )

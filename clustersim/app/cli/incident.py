@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, print_json, working
+from clustersim.app.cli.common import OUT_FOLDER, PATH, json_option, print_json, working
 from clustersim.core.errors import ClusterSimError
 
 
@@ -20,7 +20,7 @@ def incident() -> None:
 @click.option(
     "--difficulty", metavar="DIFFICULTY", default="easy", help="easy: large, all files; hard: small, half the ranks'."
 )
-@click.option("--out", type=PATH, required=True, help="Folder for the exam; it must not be there yet.")
+@click.option("--out", type=OUT_FOLDER, required=True, help="Folder for the exam; it must not be there yet.")
 def new(seed: int, difficulty: str, out: Path) -> None:
     """Write an exam: the files that a job with a planted fault would have left, the question, and a sealed answer."""
     from clustersim.studies import exam

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from clustersim.app.cli.common import working
+from clustersim.app.cli.common import OUT_FOLDER, working
 from clustersim.app.cli.tables import stdout
 
 
 @click.command(short_help="Copy the lessons (notebooks) to a folder.")
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("lessons"))
+@click.argument("folder", type=OUT_FOLDER, default=Path("lessons"))
 @click.option("--force", is_flag=True, help="Overwrite copies that you changed.")
 @click.option("--run", "execute", is_flag=True, help="Run all of them, and keep their output.")
 def lessons(folder: Path, force: bool, execute: bool) -> int:

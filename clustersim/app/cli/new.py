@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from clustersim.app.cli.common import PATH
+from clustersim.app.cli.common import OUT_FILE, PATH
 from clustersim.app.cli.drafts import PlanDraft, ScenarioDraft, filled, length_line, model_line
 from clustersim.app.cli.machine_texts import changed_machine, mixed_machine
 from clustersim.app.cli.machines import MachineChoice, as_written, machine_of, taken_for
@@ -35,8 +35,8 @@ def file_argument(command: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError("no file to write: name it, such as my.toml")
         command(file=file or out, **rest)
 
-    argument = click.argument("file", type=PATH, required=False, metavar="FILE")
-    return argument(click.option("--out", "-o", type=PATH, help="The file to write; the same as FILE.")(called))
+    argument = click.argument("file", type=OUT_FILE, required=False, metavar="FILE")
+    return argument(click.option("--out", "-o", type=OUT_FILE, help="The file to write; the same as FILE.")(called))
 
 
 GPU_HELP = "A GPU, such as H100, or a file of one: takes the shipped machine that has it, or has what it extends."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import structs
 
-from clustersim.app.cli.common import PATH, jobs_option, json_option, page_option, working
+from clustersim.app.cli.common import OUT_FOLDER, jobs_option, json_option, page_option, working
 from clustersim.app.cli.study import say_study, written_study
 from clustersim.app.cli.tables import number_table, rich_table, stdout
 from clustersim.core.errors import ClusterSimError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Find the best machines, sizes and strategies within limits.")
 @click.argument("file")
-@click.option("--out", type=PATH, required=True, help="Folder for results.jsonl, plan.json, front.png.")
+@click.option("--out", type=OUT_FOLDER, required=True, help="Folder for results.jsonl, plan.json, front.png.")
 @jobs_option
 @click.option("--exhaustive", is_flag=True, help="Simulate also what cannot win by its bounds.")
 @click.option("--robust", is_flag=True, help="Say also which option is safest where predictions are off.")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, format_option, rank_list, ranks_option, working
-from clustersim.app.cli.pictures import picture_path, write_picture
+from clustersim.app.cli.common import OUT_PICTURE, PATH, format_option, rank_list, ranks_option, working
+from clustersim.app.cli.pictures import write_picture
 from clustersim.app.cli.tables import stdout
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.paths import RUN_FILE
@@ -49,7 +49,7 @@ def _run(path: Path, fmt: str | None) -> SavedRun:
 @click.command(short_help="Draw a saved run, a trace or a topology.")
 @click.argument("kind")
 @click.argument("run_dir", metavar="RUN", type=PATH)
-@click.argument("file", type=PATH)
+@click.argument("file", type=OUT_PICTURE)
 @ranks_option
 @click.option("--window", help="Draw only this part of the run, such as '700 ms..1.06 s'.")
 @click.option("--zoom", help="Draw this part once more, larger, below a Gantt chart; 'last' is the last step.")
@@ -85,7 +85,6 @@ def plot(
 
     from clustersim.app import plots
 
-    picture_path(file)
     with working(f"drawing {file}"):
         if kind == "topology" and (run_dir.suffix == ".toml" or not run_dir.exists()):
             from clustersim.cluster import files as fabrics

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.app.cli.common import BACKEND, PATH, format_option, json_option, print_json, working
+from clustersim.app.cli.common import BACKEND, OUT_FOLDER, PATH, format_option, json_option, print_json, working
 from clustersim.app.cli.replay_tables import print_replay
 from clustersim.app.cli.tables import stdout
 from clustersim.core.errors import ClusterSimError, nearest
@@ -48,7 +48,7 @@ SAVED = ("measured.npz", SIMULATED)
     type=BACKEND,
     help="What collectives run on.  [the trace's own; else nccl, or gloo without a GPU]",
 )
-@click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
+@click.option("--out", type=OUT_FOLDER, help="Folder for measured.npz and simulated.npz.")
 @format_option
 @json_option
 def replay(

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
-from clustersim.app.cli.common import PATH, format_option, option_option, set_option, working
+from clustersim.app.cli.common import OUT_FILE, format_option, option_option, set_option, working
 from clustersim.app.cli.explain import load
 from clustersim.app.cli.tables import stdout
+from clustersim.core.outputs import check_file
 
 
 @click.command(short_help="Write a run, a trace, a sweep or a plan as one HTML page.")
 @click.argument("run", nargs=-1, required=True)
 @set_option
 @option_option
-@click.option("-o", "--out", type=PATH, help="The page to write.  [RUN/report.html]")
-@click.option("--output", type=PATH, hidden=True, help="What --out was called before.")
+@click.option("-o", "--out", type=OUT_FILE, help="The page to write.  [RUN/report.html]")
+@click.option("--output", type=OUT_FILE, hidden=True, help="What --out was called before.")
 @click.option("--title", help="A title instead of the run's own.")
 @format_option
 def report(
@@ -45,6 +46,7 @@ def report(
     # In the folder of a run; beside a file; of a shipped scenario in the working folder.
     beside = first / "report.html" if first.is_dir() else first.with_name(f"{first.name.partition('.')[0]}.html")
     page = out or output or beside
+    check_file(page)
     if len(run) == 1 and place is None and holds_study(first):
         with working(f"writing {page}"):
             write_study(first, page, title)

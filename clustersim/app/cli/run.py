@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.app.cli.common import (
-    PATH,
+    OUT_FILE,
+    OUT_FOLDER,
     json_option,
     option_option,
     print_json,
@@ -47,8 +48,8 @@ LEAST = 5e-4
 @set_option
 @option_option
 @click.option("--gpu", help="Another GPU in the same sockets: a shipped one, or a file (clustersim new device).")
-@click.option("--out", type=PATH, help="Folder for run.npz, result.json, trace and picture.")
-@click.option("--report", "page", type=PATH, help="Write an HTML page, one file, that says why.")
+@click.option("--out", type=OUT_FOLDER, help="Folder for run.npz, result.json, trace and picture.")
+@click.option("--report", "page", type=OUT_FILE, help="Write an HTML page, one file, that says why.")
 @click.option(
     "--trace-ranks",
     "wanted",

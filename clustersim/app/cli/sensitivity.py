@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, option_option, page_option, set_option, working
+from clustersim.app.cli.common import OUT_FOLDER, json_option, option_option, page_option, set_option, working
 from clustersim.app.cli.study import needs_out, say_study, written_study
 from clustersim.app.cli.tables import rich_table, stdout
 from clustersim.core.errors import ClusterSimError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Say what a scenario's step depends on, and how it scales.")
 @click.argument("scenario")
 @set_option
-@click.option("--out", type=PATH, help="Folder for sensitivity.json and pictures.")
+@click.option("--out", type=OUT_FOLDER, help="Folder for sensitivity.json and pictures.")
 @option_option
 @click.option("--nodes", metavar="8,16,32", help="Numbers of nodes.  [an eighth to twice the scenario's]")
 @click.option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.app.cli.common import PATH, working
+from clustersim.app.cli.common import OUT_FILE, PATH, working
 from clustersim.app.cli.tables import stdout
 from clustersim.core.errors import ClusterSimError, ModelError, needs
 from clustersim.core.outputs import fresh, ours, writing
@@ -46,7 +46,7 @@ READ_OF_TORCH = {
 @click.option("--types", multiple=True, type=click.Choice(TYPES), help="What it runs in.  [all in which it runs]")
 @click.option("--loss", type=click.Choice(("none", "cross_entropy")), help="Behind a module that returns no loss.")
 @click.option("--name", default="", help="What to call the model.")
-@click.option("--out", type=PATH, metavar="FILE", help="Where it is written.  [NAME.model.json]")
+@click.option("--out", type=OUT_FILE, metavar="FILE", help="Where it is written.  [NAME.model.json]")
 @click.option("--trust", is_flag=True, help="Run code that a config.json brings (auto_map), as trust_remote_code does.")
 def trace_model(
     target: str,

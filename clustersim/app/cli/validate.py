@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from clustersim.app.cli.commands import Commands
-from clustersim.app.cli.common import PATH, json_option, print_json, working
-from clustersim.app.cli.pictures import picture_path, write_picture
+from clustersim.app.cli.common import OUT_PICTURE, PATH, json_option, print_json, working
+from clustersim.app.cli.pictures import write_picture
 from clustersim.app.cli.tables import markdown_table, rich_table, stdout
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.texts import Table
@@ -33,7 +33,7 @@ worst_option = click.option(
     metavar="N",
     help="Print the N cases with the largest errors, and the likely reasons.",
 )
-plot_option = click.option("--plot", type=PATH, help="Draw predicted over measured, coloured by the first --by.")
+plot_option = click.option("--plot", type=OUT_PICTURE, help="Draw predicted over measured, coloured by the first --by.")
 table_argument = click.argument("table", type=PATH)
 tables_argument = click.argument("tables", type=PATH, nargs=-1, required=True, metavar="TABLE...")
 
@@ -71,12 +71,10 @@ class ValidationOptions(msgspec.Struct, frozen=True):
     plot: Path | None = None
 
     def check(self, dimensions: Iterable[str]) -> None:
-        """Refuse what the error cannot be split by or drawn in: predictions take minutes, and come after."""
+        """Refuse what the error cannot be split by: predictions take minutes, and come after."""
         for name in self.by:
             if name not in dimensions:
                 raise ClusterSimError(f"--by {name}: the error is not split by that; {nearest(name, dimensions)}")
-        if self.plot is not None:
-            picture_path(self.plot)
 
 
 @validate.command()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, print_json, set_option, working
-from clustersim.app.cli.pictures import picture_path, write_picture
+from clustersim.app.cli.common import OUT_PICTURE, json_option, print_json, set_option, working
+from clustersim.app.cli.pictures import write_picture
 from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.units import format_time
 
@@ -31,7 +31,7 @@ HEAD = ("step", "mean", "p50", "p95", "p99", "over a step that does not vary")
     help="Share of hosts (rounded up), the slowest, that the second answer replaces.",
 )
 @click.option("--budget", type=click.FloatRange(0.0), default=20.0, help="CPU seconds to simulate for.")
-@click.option("--out", type=PATH, help="Draw the distributions (.png, .svg, .pdf).")
+@click.option("--out", type=OUT_PICTURE, help="Draw the distributions (.png, .svg, .pdf).")
 @json_option
 def variation(
     scenario: str,
@@ -51,8 +51,6 @@ def variation(
     from clustersim import scenario as scenarios
     from clustersim.studies.what_if import spread as spreads
 
-    if out is not None:
-        picture_path(out)
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
     with working(f"drawing steps of {loaded.name}") as progress:
         now = spreads.spread(loaded, machines, steps, budget=budget, tell=progress)
