@@ -761,6 +761,39 @@ def test_a_script_that_is_written_has_the_longest_sequence_and_the_base_of_rotat
     assert not exchange.written(scenario.load("tp8_pp4_llama3_70b_32x8_h100"), "megatron").wordless
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("qwen3-8b", ["--norm-epsilon 1e-06", "--qk-layernorm", "--rotary-base 1000000", "--kv-channels 128"]),
+        ("llama3.1-8b", ["--norm-epsilon 1e-05", "--use-rope-scaling", "--rope-scaling-factor 8"]),
+        (
+            "deepseek-v3",
+            [
+                "--norm-epsilon 1e-06",
+                "--moe-router-score-function sigmoid",
+                "--moe-router-num-groups 8",
+                "--moe-router-group-topk 4",
+                "--moe-router-enable-expert-bias",
+            ],
+        ),
+    ],
+)
+def test_a_script_for_megatron_has_what_its_own_scripts_of_the_model_have(model, words):
+    """NVIDIA/Megatron-LM examples/post_training/modelopt/conf, THUDM/slime scripts/models."""
+    from clustersim import scenario
+
+    tables = {
+        "cluster": {"topology": "hgx-h100", "nodes": 4},
+        "model": {"name": model, "seq_len": 1024, "dtype": "bf16", "implementation": "fused"},
+        "strategy": {"kind": "ddp", "param_dtype": "bf16"},
+        "parallel": {"tp": 2, "sequence_parallel": True},
+    }
+    made = exchange.written(scenario.from_table(tables, "s.toml"), "megatron")
+    text = made.texts["launch.sh"]
+    assert [word for word in words if word not in text] == []
+    assert read(script(text)).scenario.file.model.seq_len == 1024  # nothing of it is unknown to the reader
+
+
 # ---- torchtune -------------------------------------------------------------------------------------------------------
 
 TUNE = """

@@ -108,17 +108,70 @@ def megatron_deepspeed_words(leaves: texts.Table) -> texts.Table:
 def positions(made: Scenario, table: FrameworkTable, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
     """What a script needs of positions that are turned, though no step takes longer for it: Megatron-LM asks for the
     longest sequence (``validate_args``), and turns by a base of 10,000 unless it is told another."""
-    if leaves.get("shape.positions") != "rotary" or table.document == "toml" or "num_layers" not in _known(table):
+    if leaves.get("shape.positions") != "rotary" or not _builds(table):
         return
-    spec = made.file.model
-    name = located(made, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
-    config = models.config_of(Path(name) if spec.hf_config else name)
+    config = _config(made)
     known = config.get("max_position_embeddings")
     yield "max_position_embeddings", max(known if isinstance(known, int) else 0, int(leaves["model.seq_len"] or 0))
-    turned = config.get("rope_parameters") or {}
-    base = config.get("rope_theta") or (turned.get("rope_theta") if isinstance(turned, Mapping) else None)
+    turned = _table(config, "rope_parameters")
+    base = config.get("rope_theta") or turned.get("rope_theta")
     if table.name == "megatron" and isinstance(base, int | float) and base != ROTARY_BASE:
         yield "rotary_base", int(base)
+    if table.name != "megatron":
+        return
+    if share := config.get("partial_rotary_factor") or turned.get("partial_rotary_factor"):
+        yield "rotary_percent", share
+    scaled = _table(config, "rope_scaling") or turned
+    if scaled.get("rope_type") == "llama3":
+        yield from {"use_rope_scaling": True, "rope_scaling_factor": scaled["factor"]}.items()
+
+
+EPSILON = {"megatron": "norm_epsilon", "deepspeed": "layernorm_epsilon"}
+"""What a program calls what is added to a variance; 1e-5 where nobody says it (both megatron/training/arguments.py)."""
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
+"""What a config.json calls it."""
+ROUTER = (
+    ("scoring_func", "moe_router_score_function", "softmax"),
+    ("routed_scaling_factor", "moe_router_topk_scaling_factor", 1.0),
+    ("n_group", "moe_router_num_groups", 1),
+    ("topk_group", "moe_router_group_topk", 1),
+)
+"""Of a router that scores experts: a config's field, Megatron-Core's word, and what is so without it."""
+
+
+def untimed(made: Scenario, table: FrameworkTable) -> Iterator[tuple[str, Any]]:
+    """Words of norms and routers that no step takes longer for, and that make the model the one that is named."""
+    if not _builds(table) or table.name not in EPSILON:
+        return
+    config = _config(made)
+    said = next((config[name] for name in EPSILONS if name in config), None)
+    if said is not None:
+        yield EPSILON[table.name], said
+    if table.name != "megatron":
+        return
+    for field, word, usual in ROUTER:
+        if config.get(field, usual) not in {usual, None}:
+            yield word, config[field]
+    if config.get("topk_method") == "noaux_tc":  # a bias of each expert instead of a loss (DeepSeek-V3's report)
+        yield "moe_router_enable_expert_bias", True
+
+
+def _builds(table: FrameworkTable) -> bool:
+    """Whether its program builds a model from sizes on a command line."""
+    return table.document != "toml" and "num_layers" in _known(table)
+
+
+def _table(config: texts.Table, name: str) -> Mapping[str, Any]:
+    """A table of a config.json; empty where there is none."""
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _config(made: Scenario) -> texts.Table:
+    """The config.json of a scenario's model."""
+    spec = made.file.model
+    name = located(made, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
+    return models.config_of(Path(name) if spec.hf_config else name)
 
 
 def _known(table: FrameworkTable) -> set[str]:

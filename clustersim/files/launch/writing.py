@@ -72,6 +72,7 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     leaves = programs_need.shards_unsaid(leaves, mesh)
     args, config = _options(table, leaves | {"model.name": exported.file.model.name})
     args |= {name: value for name, value in programs_need.positions(exported, table, leaves) if name not in args}
+    args |= {name: value for name, value in programs_need.untimed(exported, table) if name not in args}
     unwritten = programs_need.unsaid(table.name, leaves)
     if table.name == "torchtitan":
         config |= torchtitan.converters(leaves)
