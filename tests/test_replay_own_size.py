@@ -51,3 +51,21 @@ def test_a_trace_whose_own_size_does_not_fit_the_machine_is_told_so(shared: Path
     assert "how far the model is off is not known: the trace's own 8 ranks were not played here" in " ".join(
         done.output.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        ([], "the larger job's 8 ranks are joined by no network"),
+        (["--topology", "cpu-gloo", "--nodes", "1"], "8 ranks are on 1 node(s) of cpu-gloo, 8 on each: all inside it"),
+        (["--topology", "cpu-gloo", "--nodes", "4"], "4 node(s) of cpu-gloo, 2 on each, joined by the network of that"),
+    ],
+)
+def test_a_larger_job_says_what_network_joins_it(machine, words):
+    """A trace of one node says nothing of the network that more nodes are joined by; nor did the answer."""
+    arguments = ["replay", str(PAIR / "two"), *machine]
+    notes = json.loads(CliRunner().invoke(cli, [*arguments, "--scale", "dp=8", "--json"]).stdout)["notes"]
+    assert sum(words in note for note in notes) == 1
+    if not machine:
+        own = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)["notes"]
+        assert not any("larger job" in note for note in own)

@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from clustersim.cluster.routes.cuts import bisection_bandwidth, injection_bandwidth
 from clustersim.collectives.base import Group, Plan, Request, bus_factor
 from clustersim.core.errors import TraceError
 from clustersim.core.limits import check
@@ -40,6 +41,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.program import Compute, Program
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, NodeType, Topology
+from clustersim.core.units import format_bandwidth
 from clustersim.engine import simulate
 from clustersim.explain import pipeline
 from clustersim.explain.metrics import SteadyWindow, steady_window, window_after
@@ -166,7 +168,8 @@ def replay(
     rows = _compared(writer, simulated)
     steps = _steps(original, simulated)
     idle = _idle(measured, simulated, steps.steps)
-    remarks = (*((FREE,) if free else ()), *((bucket_note(scale.bucket),) if scale.bucket else ()))
+    larger = (joined_by(topology, mesh, free=free),) if times > 1 else ()
+    remarks = (*((FREE,) if free else ()), *larger, *((bucket_note(scale.bucket),) if scale.bucket else ()))
     warm_up = (f"step {s} left out as warm-up" for s in steps.left_out)
     notes = (*remarks, *warm_up, *program.notes, *unplayed(original, scale))
     slowdown = None
@@ -175,6 +178,23 @@ def replay(
         slowdown = steps.medians()[1] / alike.medians()[1]
     machine = topology.name, topology.n_nodes
     return ReplayedTrace(measured, simulated, program, steps, rows, notes, totals, idle, *machine, free, slowdown)
+
+
+def joined_by(topology: Topology, mesh: Mesh, *, free: bool) -> str:
+    """What network joins the ranks of a larger job, of which a trace says nothing. ``free`` : none is played."""
+    ranks = f"the larger job's {mesh.world_size:,} ranks"
+    if free:
+        return f"{ranks} are joined by no network, and what more of them send takes no time: name one with --topology"
+    place = f"{ranks} are on {topology.n_nodes:,} node(s) of {topology.name}, {mesh.nproc_per_node:,} on each"
+    if topology.n_nodes == 1:
+        return f"{place}: all inside it, and no network joins them"
+    kind = "GPU" if len(topology.gpus) else "CPU"
+    share = format_bandwidth(float(injection_bandwidth(topology).min()))
+    halves = format_bandwidth(bisection_bandwidth(topology))
+    return (
+        f"{place}, joined by the network of that file, not by one that the trace tells: {share} out of a node for each {kind}, "
+        f"{halves} from half of the nodes to the other (clustersim check {topology.name}; --topology, --nodes)"
+    )
 
 
 def unplayed(measured: Timeline, scale: Scale = AS_MEASURED) -> Iterator[str]:
