@@ -192,8 +192,8 @@ def joined_by(topology: Topology, mesh: Mesh, *, free: bool) -> str:
     share = format_bandwidth(float(injection_bandwidth(topology).min()))
     halves = format_bandwidth(bisection_bandwidth(topology))
     return (
-        f"{place}, joined by the network of that file, not by one that the trace tells: {share} out of a node for each {kind}, "
-        f"{halves} from half of the nodes to the other (clustersim check {topology.name}; --topology, --nodes)"
+        f"{place}, joined by the network of that file, not by one that the trace tells: {share} out of a node for each "
+        f"{kind}, {halves} from half of the nodes to the other (clustersim check {topology.name}; --topology, --nodes)"
     )
 
 
