@@ -30,9 +30,9 @@ class OutputFile(click.Path):
         super().__init__(path_type=Path)
         self.endings = endings
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path. Raises :class:`ClusterSimError`."""
-        path = super().convert(value, param, ctx)
+        path = Path(str(super().convert(value, param, ctx)))
         check_file(path, self.endings)
         return path
 
@@ -43,9 +43,9 @@ class OutputFolder(click.Path):
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path. Raises :class:`ClusterSimError`."""
-        path = super().convert(value, param, ctx)
+        path = Path(str(super().convert(value, param, ctx)))
         check_folder(path)
         return path
 

@@ -37,7 +37,8 @@ class Bound:
 
     Of a split model also what ``step_s`` is made of beside kernels: ``exposed_s``, exchanges inside the model that
     kernels wait for; ``ramp_s``, the pipeline's bubble; ``data_s``, of data parallelism; and ``held``, bytes by stage.
-    ``runs_out`` : how likely it takes more memory than there is, at the least.
+    ``runs_out`` : how likely it takes more memory than there is, at the least. ``folds`` : of a whole model, whether a
+    few passes may tell its step (:mod:`clustersim.studies.what_if.folded_passes`).
     """
 
     compute_s: float
@@ -47,6 +48,7 @@ class Bound:
     data_s: float = 0.0
     held: tuple[float, ...] = ()
     runs_out: float = 0.0
+    folds: bool = False
 
     @property
     def tight(self) -> float:

@@ -7,8 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from clustersim import scenario
+from clustersim.core.memory_use import Verdict
 from clustersim.core.texts import Table
+from clustersim.scenario.run.held import held
 from clustersim.scenario.run.identity import Fingerprints, identity, version
 from clustersim.scenario.run.parts import model_of
 from clustersim.studies.plan.candidates import PlanCandidate, base, scenario_of
@@ -19,12 +23,15 @@ from clustersim.studies.sweep.row import Failure, FullestMemory, SweepFigures, S
 from clustersim.studies.sweep.running import compute, timed
 from clustersim.studies.sweep.store import Store
 from clustersim.studies.what_if.folded import folded
+from clustersim.studies.what_if.folded_passes import KINDS, PLAYED, PassesDiffer, SpentSeconds, folded_passes
 from clustersim.studies.what_if.rerun import Factors
 
 SKETCHED = "sketched"
 FOLDED = "roughly folded"
+FEW_PASSES = "few passes"
 WHOLE = "whole"
-"""How near a run is to the whole one: see :mod:`clustersim.studies.what_if.folded`."""
+"""How near a run is to the whole one: see :mod:`clustersim.studies.what_if.folded`, and of whole models
+:mod:`clustersim.studies.what_if.folded_passes`."""
 TURNED = "turned"
 """Of a run on a machine with other rates, what they are multiplied by: a field of its inputs."""
 MOST_PASSES = 300_000
@@ -46,22 +53,60 @@ def roughly(
 
 def _rough(loaded: scenario.Scenario, fidelity: str, inputs: Table) -> SweepFigures | Failure:
     try:
+        if fidelity == FEW_PASSES:
+            return _of_few_passes(loaded)
         step = folded(loaded, roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
         return failure(error, loaded.path.parent)
-    verdict = step.memory
-    if verdict is None:
-        memory = FullestMemory()
-    else:
+    return _bare(SpentSeconds(step.step_time_s, 0.0, 0.0), step.ranks[1], step.memory)
+
+
+def _of_few_passes(loaded: scenario.Scenario) -> SweepFigures:
+    """Of a whole model's step as it is, and what one pass more adds."""
+    parts = held(loaded)
+    few = folded_passes(parts)
+    figures = _bare(few.step, parts.mesh.workers, parts.verdict)
+    shares = {"exposed_communication": few.step.exposed_communication_s / few.step.step_time_s}
+    each = {} if few.each is None else dict(zip(EACH, few.each, strict=True))
+    return msgspec.structs.replace(figures, phase_shares=shares, more=each)
+
+
+EACH = ("pass_step_time_s", "pass_compute_s", "pass_exposed_communication_s")
+"""Of a step of few passes, among its further figures: what one pass more adds."""
+
+
+def _with_passes(row: SweepRow, more: int) -> SweepRow:
+    """A row of few passes, as one of so many ``more``."""
+    result = row.result
+    if result is None or not more:
+        return row
+    if not result.more:
+        return SweepRow(row.key, error=Failure(PassesDiffer.__name__, "its passes do not repeat"))
+    spent = (result.step_time_s, result.compute_s, result.exposed_communication_s)
+    step, compute, exposed = (seconds + more * result.more[name] for seconds, name in zip(spent, EACH, strict=True))
+    figures = msgspec.structs.replace(
+        result,
+        step_time_s=step,
+        compute_s=compute,
+        exposed_communication_s=exposed,
+        phase_shares={"exposed_communication": exposed / step},
+    )
+    return SweepRow(row.key, figures)
+
+
+def _bare(spent: SpentSeconds, gpus: int, verdict: Verdict | None) -> SweepFigures:
+    """The figures of a step of which nothing else was looked at."""
+    memory = FullestMemory()
+    if verdict is not None:
         memory = FullestMemory(verdict.room, verdict.use.shown, verdict.use.shown_range, verdict.host)
     return SweepFigures(
-        step_time_s=step.step_time_s,
-        gpus=step.ranks[1],
+        step_time_s=spent.step_time_s,
+        gpus=gpus,
         fits=True,
-        compute_s=0.0,
-        exposed_communication_s=0.0,
+        compute_s=spent.compute_s,
+        exposed_communication_s=spent.exposed_communication_s,
         peak_memory_bytes=0.0 if verdict is None else verdict.use.total,
         memory=memory,
         samples_per_s=0.0,
@@ -92,8 +137,10 @@ class Runner:
 
     def fidelity(self, candidate: PlanCandidate, *, rough: bool) -> str:
         """How an option is run, first (``rough``) and last. Traffic of sharded parameters runs beside everything, so
-        that a sketch says nothing of them."""
+        that a sketch says nothing of them; and a whole model's few passes say all."""
         if rough:
+            if not candidate.form.split and candidate.form.strategy["kind"] in KINDS:
+                return FEW_PASSES
             return SKETCHED if candidate.form.strategy["kind"] == "ddp" else FOLDED
         stage_passes = (
             self.layers / candidate.form.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
@@ -108,10 +155,18 @@ class Runner:
         ``factors`` : of first runs, what rates of the machine are multiplied by.
         """
         rows: dict[int, SweepRow] = {}
-        for how in (SKETCHED, FOLDED, WHOLE):
-            rows |= self._run(
-                [candidate for candidate in chosen if self.fidelity(candidate, rough=rough) == how], how, factors
-            )
+        how_of = {candidate.number: self.fidelity(candidate, rough=rough) for candidate in chosen}
+        if factors:  # a machine with other rates is played
+            how_of = {number: FOLDED if how == FEW_PASSES else how for number, how in how_of.items()}
+        for how in (SKETCHED, FOLDED, FEW_PASSES, WHOLE):
+            such = [candidate for candidate in chosen if how_of[candidate.number] == how]
+            if how == FEW_PASSES:  # one run is of all numbers of passes
+                few = [msgspec.structs.replace(one, played=(one.played[0], min(one.played[1], PLAYED))) for one in such]
+                told = self._run(few, how, factors)
+                more = {one.number: max(0, one.played[1] - PLAYED) for one in such}
+                rows |= {number: _with_passes(row, more[number]) for number, row in told.items()}
+            else:
+                rows |= self._run(such, how, factors)
         return rows
 
     def _run(self, chosen: Sequence[PlanCandidate], fidelity: str, factors: Factors | None) -> dict[int, SweepRow]:

@@ -24,6 +24,7 @@ from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.form import BESIDE_STAGES, FormFamily, RefusedOption
 from clustersim.studies.plan.known import KnownMachines
 from clustersim.studies.plan.limits import Bound, SampledSteps, too_much
+from clustersim.studies.what_if.folded_passes import can_fold
 
 SIEVED = "sieve.msgpack"
 """What the sieve says, beside the rows of what was simulated."""
@@ -97,7 +98,7 @@ class OptionSieve(KnownMachines):
             if reason:
                 return RefusedOption("memory", reason, parts.verdict.use.total)
             bound = self.steps.bound(parts, (option.form.number, self.place(option), option.played[0], option.kept))
-            return replace(bound, runs_out=parts.verdict.runs_out)
+            return replace(bound, runs_out=parts.verdict.runs_out, folds=can_fold(parts.scenario))
         except ClusterSimError as error:
             return RefusedOption("error", str(error))
 
@@ -114,7 +115,7 @@ def kept(
     for option in first.values():
         with suppress(ClusterSimError):
             files |= prints(scenario_of(sieve.plan, sieve.path, option)).files
-    key = identity({"plan": plan, "sieve": 2}, files).key
+    key = identity({"plan": plan, "sieve": 3}, files).key
     path = folder / SIEVED
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         stored = msgspec.msgpack.decode(path.read_bytes(), type=_SieveFile)

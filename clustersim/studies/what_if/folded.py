@@ -23,6 +23,7 @@ A run is never folded unless it is asked for: :meth:`clustersim.scenario.Scenari
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
@@ -42,6 +43,7 @@ from clustersim.scenario.run.parts import cost_of
 from clustersim.scenario.run.played import backend_of, play
 from clustersim.scenario.run.replicas import sharding_zero
 from clustersim.scenario.run.split_step import Split, local_cost, orders_of, recipe_of
+from clustersim.studies.what_if.folded_passes import PassesDiffer, can_fold, folded_passes
 from clustersim.studies.what_if.rerun import Factors, rerun_with, speed_of, widened
 from clustersim.studies.what_if.rerun import step_time as measured_step
 from clustersim.studies.what_if.sketch import Key, Sketch
@@ -86,10 +88,13 @@ def folded(
     ``sketched`` goes before ``roughly``. ``factors`` : rates of the machine turned, as
     :func:`clustersim.studies.what_if.rerun.rerun_with` does.
 
-    A scenario whose ranks differ (jitter, variation, slow GPUs, incidents), or whose model is not split, is played
-    whole. Raises as ``run``.
+    A scenario whose ranks differ (jitter, variation, slow GPUs, incidents) is played whole; one whose model is not
+    split is folded as :mod:`clustersim.studies.what_if.folded_passes` does, or played whole. Raises as ``run``.
     """
     factors = factors or {}
+    if not factors and can_fold(scenario):
+        with suppress(PassesDiffer):
+            return _of_few_passes(scenario)
     speed = speed_of(factors)
     parts = held(scenario, speed)
     parts = replace(parts, topology=widened(parts.topology, factors))
@@ -106,6 +111,15 @@ def folded(
     if split is None or differ or not split.schedule.synchronous:
         return FoldedStep(rerun_with(scenario, factors), memory=parts.verdict)
     return _ScenarioFold(parts, split, gpu, cost, roughly or sketched, sketched).result()
+
+
+def _of_few_passes(scenario: Scenario) -> FoldedStep:
+    """Raises :class:`PassesDiffer`."""
+    parts = held(scenario)
+    few = folded_passes(parts)
+    count = scenario.config.gradient_accumulation_steps
+    played = (few.ranks, parts.mesh.workers), ((few.passes,), count)
+    return FoldedStep(few.of(count).step_time_s, *played, memory=parts.verdict)
 
 
 @dataclass(eq=False)
