@@ -8,10 +8,15 @@ what is pruned does not depend on how many processes there are.
 An option with a split model is first sketched (:mod:`clustersim.studies.what_if.sketch`), or run roughly folded where
 parameters are shared out; that is taken to be within :data:`~clustersim.studies.plan.seen.ROUGH` of the whole run, as
 it was wherever that was looked at: what is beaten by more is not run again. What is left is run whole, or, where that
-has more than :data:`~clustersim.studies.plan.rounds.MOST_PASSES`, roughly folded. Of a space of more than
-:data:`~clustersim.studies.plan.spec.EXACT` options only so many are run as the plan says, and of each machine and
-number of nodes the :data:`~clustersim.studies.plan.seen.FINALISTS` best ones twice; what the others could have given by
-their bounds is told.
+has more than :data:`~clustersim.studies.plan.rounds.MOST_PASSES`, roughly folded.
+
+An option with a whole model is first told by a few passes of one node, where passes and ranks are alike
+(:mod:`clustersim.studies.what_if.folded_passes`), which is the whole run's step to rounding: of all numbers of passes
+one run tells.
+
+Of a space of more than :data:`~clustersim.studies.plan.spec.EXACT` options only so many are run as the plan says, and
+of each machine and number of nodes the :data:`~clustersim.studies.plan.seen.FINALISTS` best ones twice; what the others
+could have given by their bounds is told.
 
 What is worth having is decided with the errors of predictions: every option is as good as it is at the worse end of
 what half of published steps lay within. One that would be worth having if its prediction held is *tempting*.
