@@ -38,8 +38,8 @@ GPT on 8 GPUs, whose steps are short, a sketch was off by 4.0 % at most, and by 
 7B by 0.4 %; a rough run by 2.6 %."""
 FOLDED = 1e-6
 """The same of a whole model's step that a few passes tell, which is the whole run's: of 14 options of a Llama-3-70B on
-64 to 512 GPUs it was off by 4e-13 at most, and so were its kernels and what transfers expose; 42 runs of small models by
-1e-7 (tests/test_folded_passes.py)."""
+64 to 512 GPUs it was off by 4e-13 at most, and so were its kernels and what transfers expose; 42 runs of small models
+by 1e-7 (tests/test_folded_passes.py)."""
 OUTSIDE = 8
 """Rough runs of a machine and number of nodes after which another's options rule out what they beat."""
 FINALISTS = 2
