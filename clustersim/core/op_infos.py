@@ -134,6 +134,12 @@ class RepeatedInfos(MadeWhenAsked[OpInfo]):
         shift = i - int(self._home[number])
         return moved(info, shift, int(self.microbatch[i])) if shift else info
 
+    def after(self, i: int) -> tuple[int, ...]:
+        """What the op at a place waits for."""
+        number = int(self.of[i])
+        shift = i - int(self._home[number])
+        return tuple([need + shift for need in self.written[number].after])
+
     @cached_property
     def microbatch(self) -> Ints:
         """(n_ops,) int, of each op's label; -1 without one."""
@@ -160,6 +166,11 @@ def each_kind(ops: Sequence[OpInfo]) -> Iterator[tuple[int, OpInfo]]:
     if isinstance(ops, RepeatedInfos):
         return zip(range(len(ops)), map(ops.written.__getitem__, ops.of.tolist()), strict=True)
     return iter(enumerate(ops))
+
+
+def after_of(ops: Sequence[OpInfo], i: int) -> tuple[int, ...]:
+    """What an op waits for."""
+    return ops.after(i) if isinstance(ops, RepeatedInfos) else ops[i].after
 
 
 def kind_of(ops: Sequence[OpInfo]) -> Ints:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
+from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import kind_of, kinds, of_each
 from clustersim.core.timeline import Timeline
 from clustersim.explain.metrics import steady_window
@@ -128,8 +129,9 @@ def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
     return seconds_of.astype(np.float64).reshape(n, k) + np.stack(columns, axis=1)
 
 
+@kept_with_first(maxsize=1)
 def steady_pieces(timeline: Timeline) -> Pieces:
-    """The partition of the steady state."""
+    """The partition of the steady state: causes, tables and pictures read it."""
     window = steady_window(timeline)
     return pieces(timeline, window.begin, window.end)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from clustersim.core.errors import few
 from clustersim.core.timeline import OpInfo
-from clustersim.explain.charges import Charge
+from clustersim.explain.booking import Charge
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.knobs import FACTOR, KNOB_NAMED, WIDER
 from clustersim.explain.stalls import Causes, costliest

@@ -17,7 +17,7 @@ from clustersim.explain.sentences import op_quoted
 from clustersim.explain.transfers import CHANGED
 
 if TYPE_CHECKING:
-    from clustersim.explain.charges import Charge
+    from clustersim.explain.booking import Charge
     from clustersim.explain.stalls import Causes
 
 Sentence: TypeAlias = "str | Callable[[Causes, Charge], str]"

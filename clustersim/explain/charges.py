@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Set
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
-from clustersim.core.arrays import Floats
+from clustersim.core.arrays import Floats, Ints
 from clustersim.core.op_infos import of_each
 from clustersim.core.program import COMPUTE_STREAM, HOST_CALL
 from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.booking import Blame, Charge, LostSeconds, booked, by_step
 from clustersim.explain.chase import Chase, ChaseEnd
 from clustersim.explain.columns import columns_of
 from clustersim.explain.dimensions import dimension
@@ -32,58 +32,13 @@ from clustersim.explain.pieces import (
 )
 from clustersim.explain.transfers import OF_LINKS, TransferFacts, sort_of
 
-_WAITS = frozenset((int(PieceRule.PEER), int(PieceRule.QUEUED)))
+_WAITS = (int(PieceRule.PEER), int(PieceRule.QUEUED))
 _EXPOSED = int(PieceState.EXPOSED)
 _STALL = int(PieceState.STALL)
 _LAUNCH = int(PieceState.LAUNCH)
 """Plain numbers: to look a name up in an enumeration takes as long as ten additions, and there are a million pieces."""
 MAX_CHASES = 2000
 """Waits that are followed, the costliest first; what is left is charged as they were."""
-
-
-@dataclass(frozen=True)
-class Blame:
-    """What lost time is charged to: a ``cause`` and its ``subject``; who held whom, in which op, and over which link
-    (-1: none)."""
-
-    cause: str
-    subject: str
-    holder: int = -1
-    holder_op: int = -1
-    link: int = -1
-
-
-class LostSeconds(NamedTuple):
-    """Seconds that each rank of a class (``owner``) lost in one op by one rule, from its first piece of the partition
-    to its last, of which one is the ``longest``; ``state`` is the first one's."""
-
-    seconds: float
-    piece: int
-    last: int
-    owner: int
-    op: int
-    rule: int
-    state: int
-    longest: int
-
-
-@dataclass
-class Charge:
-    """What one cause has cost so far [s, of all ranks together], and its costliest piece."""
-
-    cause: str
-    subject: str
-    seconds: float = 0.0
-    count: int = 0
-    worst: float = 0.0
-    op: int = -1
-    rank: int = -1
-    holder_rank: int = -1
-    holder_op: int = -1
-    link: int = -1
-    begin: float = 0.0
-    end: float = 0.0
-    ranks: set[int] = field(default_factory=set)
 
 
 def _last_rank(timeline: Timeline, servers: Set[int]) -> tuple[int, int]:
@@ -118,21 +73,19 @@ class ChargeBook:
         self.slow = slow_by_themselves(timeline, pace)
         self._by_experts = by_experts(timeline)
         self.charges: dict[tuple[str, str], Charge] = {}
-        self._of_transfer: dict[int, Blame] = {}
-        self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
+        self._of_kind: dict[tuple[int, str, int, bool], Blame] = {}
+        self.exposed: dict[int, dict[tuple[str, str], float]] = {}
         works = np.zeros(timeline.world_size)
         works[workers(timeline)] = 1
-        self.weight = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks))
-        self._weights = self.weight.tolist()
+        self.weight: Floats = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks)).astype(np.float64)
         self.late_exposed = 0.0
-        self._counted: set[tuple[tuple[str, str], int]] = set()  # causes, and classes whose ranks they have
         self._servers = set(np.flatnonzero(works == 0).tolist())
         self.chase = Chase(timeline, cut, self.slow)
         self._staged = staged(timeline)  # a message waits on while its stage computes
         self._last_rank = _last_rank(timeline, self._servers)
         self._of_server = of_each(timeline.ops, is_server, np.bool_)
-        self.could_hide = of_each(timeline.ops, lambda op: reduces(op) and op.stream != COMPUTE_STREAM, bool).tolist()
-        self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
+        self._any_server = bool(self._of_server.any())
+        self.could_hide = of_each(timeline.ops, lambda op: reduces(op) and op.stream != COMPUTE_STREAM, np.bool_)
 
     def charge_all(self) -> None:
         """Every piece, gathered by op and rank class first."""
@@ -144,50 +97,74 @@ class ChargeBook:
         key = (cut.why[who] * (len(self.timeline.ops) + 1) + cut.op[who] + 1) * len(cut.ranks) + cut.owner[who]
         groups, inverse = np.unique(key, return_inverse=True)
         launched = np.where(cut.state[who] == _LAUNCH, self._launching()[cut.op[who]], 1.0)
-        seconds = np.bincount(inverse, weights=cut.seconds[who] * launched, minlength=len(groups))
+        seconds = np.bincount(inverse, weights=cut.seconds[who] * launched, minlength=len(groups)).astype(np.float64)
         order = np.argsort(inverse, kind="stable")
         ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
         first = who[order[ptr]]
         last = who[order[np.append(ptr[1:], len(order)) - 1]]
         longest = who[np.lexsort((-cut.seconds[who], inverse))[ptr]]
-        columns = (seconds, first, last, *(of[first] for of in (cut.owner, cut.op, cut.why, cut.state)), longest)
-        waits: list[LostSeconds] = []
-        plain: dict[tuple[int, int, int], Blame] = {}
-        all_lost = list(map(LostSeconds, *(column.tolist() for column in columns)))
-        moved = self._behind_slow(all_lost)
-        for lost in all_lost:
-            if lost.rule in _WAITS:
-                waits.append(lost)
-                continue
-            if lost.rule == PieceRule.TRANSFER and (lost.op, lost.owner) in moved:
-                part, blame = moved[lost.op, lost.owner]
-                self.add(blame, lost._replace(seconds=part, state=_STALL))
-                self.late_exposed += part * self._weights[lost.owner]
-                if part >= lost.seconds:
-                    continue
-                lost = lost._replace(seconds=lost.seconds - part)
-            facts = lost.rule, lost.op, lost.state
-            plain_blame = plain.get(facts)
-            if plain_blame is None:
-                plain_blame = plain[facts] = self._plain(*facts)
-            self.add(plain_blame, lost)
-        self._waits(waits)
+        owner, op, why, state = (of[first] for of in (cut.owner, cut.op, cut.why, cut.state))
+        self._charge(LostSeconds(seconds, first, last, owner, op, why, state, longest))
+
+    def _charge(self, lost: LostSeconds) -> None:
+        """All that was lost: first what nobody was waited for, then waits, the costliest meeting first."""
+        blames: list[Blame] = []
+        lost, blamed = self._moved(lost, blames)
+        waiting = np.isin(lost.rule, _WAITS)
+        waits = np.flatnonzero(waiting)
+        plain = np.flatnonzero(~waiting & (blamed < 0))
+        blamed[plain] = self._plain_blames(lost.at(plain), blames)
+        order, blamed[waits] = self._waits(lost.at(waits), blames)
+        placed = np.concatenate([np.flatnonzero(~waiting), waits[order]])
+        lost = lost.at(placed)
+        blamed = blamed[placed]
+        self.charges = booked(lost, blames, blamed, self.cut, self.weight)
+        hidden = np.flatnonzero((lost.state == _EXPOSED) & self.could_hide[lost.op])
+        step = of_each(self.timeline.ops, lambda op: op.step, np.int64)[lost.op[hidden]]
+        self.exposed = by_step(lost.at(hidden), blames, blamed[hidden], step, self.weight)
+
+    def _moved(self, lost: LostSeconds, blames: list[Blame]) -> tuple[LostSeconds, Ints]:
+        """What was lost, with each exposed transfer that began late because of a slow rank divided into what that rank
+        is the reason for, which comes first, and the rest; and the numbers of their ``blames``, -1 for what has none
+        yet."""
+        moved = self._behind_slow(lost)
+        if not moved:
+            return lost, np.full(len(lost.op), -1)
+        transfers = np.flatnonzero(lost.rule == PieceRule.TRANSFER)
+        whose = zip(lost.op[transfers].tolist(), lost.owner[transfers].tolist(), strict=True)
+        late = [(place, *moved[key]) for place, key in zip(transfers.tolist(), whose, strict=True) if key in moved]
+        blames += [blame for _, _, blame in late]
+        places = np.array([place for place, _, _ in late], dtype=np.int64)
+        part = np.array([seconds for _, seconds, _ in late], dtype=np.float64)
+        self.late_exposed += sum((part * self.weight[lost.owner[places]]).tolist())
+        left = lost.seconds.copy()
+        left[places] -= part
+        rest = np.setdiff1d(np.arange(len(left)), places[part >= lost.seconds[places]])
+        at = np.concatenate([places, rest])
+        order = np.argsort(at, kind="stable")
+        divided = replace(
+            lost.at(at[order]),
+            seconds=np.concatenate([part, left[rest]])[order],
+            state=np.concatenate([np.full(len(part), _STALL), lost.state[rest]])[order],
+        )
+        return divided, np.concatenate([np.arange(len(part)), np.full(len(rest), -1)])[order]
 
     def _launching(self) -> Floats:
         """(ops,) what share of its time launching an op's kernels takes beyond them, where it is launched more slowly
         than they run: its kernels' own work is not lost, and no other table counts it as launching."""
         return of_each(self.timeline.ops, lambda op: by_class(op).get(_LAUNCH, 0.0), np.float64)
 
-    def _behind_slow(self, all_lost: list[LostSeconds]) -> dict[tuple[int, int], tuple[float, Blame]]:
+    def _behind_slow(self, lost: LostSeconds) -> dict[tuple[int, int], tuple[float, Blame]]:
         """By op and rank class: seconds of exposed transfers that began late because of a slow rank, and its blame."""
         chase = self.chase
         if not (self.slow.any() or chase.late_hosts.any()):
             return {}
         waited: SecondsOf = {}
         exposed: SecondsOf = {}
-        for lost in all_lost:
-            if lost.rule in (PieceRule.PEER, PieceRule.TRANSFER):
-                (waited if lost.rule == PieceRule.PEER else exposed)[lost.op, lost.owner] = lost.seconds
+        for rule, known in ((PieceRule.PEER, waited), (PieceRule.TRANSFER, exposed)):
+            own = lost.at(np.flatnonzero(lost.rule == rule))
+            places = zip(own.op.tolist(), own.owner.tolist(), strict=True)
+            known.update(zip(places, own.seconds.tolist(), strict=True))
         blames: dict[int, Blame] = {}
 
         def holder(op: int, rank: int, begin: float, end: float) -> int:
@@ -200,8 +177,26 @@ class ChargeBook:
             blames.setdefault(end_of_chase.rank, replace(blame, holder=end_of_chase.rank, holder_op=end_of_chase.op))
             return end_of_chase.rank
 
-        peers = LatePeers(self.timeline, self.cut, waited, exposed, self.weight.astype(np.float64), holder)
+        peers = LatePeers(self.timeline, self.cut, waited, exposed, self.weight, holder)
         return {key: (seconds, blames[rank]) for key, (seconds, rank) in peers.moved().items()}
+
+    def _plain_blames(self, lost: LostSeconds, blames: list[Blame]) -> Ints:
+        """Number among ``blames`` of each loss in which its rank waits for nobody; those that have none yet get one.
+        Transfers are told apart by op, others by what their ops have in common."""
+        kind = np.where(lost.op < 0, -1, self.chase.kind_of[lost.op])
+        name = np.where(lost.rule == PieceRule.TRANSFER, lost.op, kind)
+        keys = (lost.rule * len(PieceState) + lost.state) * (len(self.timeline.ops) + 1) + name + 1
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        known: dict[Blame, int] = {}
+        numbers = np.empty(len(first), dtype=np.int64)
+        for k, place in enumerate(first.tolist()):
+            blame = self._plain(lost.rule.item(place), lost.op.item(place), lost.state.item(place))
+            number = known.setdefault(blame, len(blames))
+            if number == len(blames):
+                blames.append(blame)
+            numbers[k] = number
+        of_each_loss: Ints = numbers[which.reshape(-1)]
+        return of_each_loss
 
     def _plain(self, why: int, op: int, state: int) -> Blame:
         """Of a piece in which its rank waits for nobody: by its rule, op and state."""
@@ -235,48 +230,71 @@ class ChargeBook:
 
     def of_transfer(self, op: int) -> Blame:
         """Of an exposed transfer; kept by hand, since a cache of a method would hold the book, and the run with it."""
-        if op not in self._of_transfer:
-            self._of_transfer[op] = self._transfer(op)
-        return self._of_transfer[op]
-
-    def _transfer(self, op: int) -> Blame:
-        """Of an exposed transfer."""
-        info = self.chase.info(op)
         facts = self.facts[op]
-        if self._serves(op):
+        serves = self._serves(op)
+        key = self.chase.kind_of.item(op), facts.limit, facts.link, serves
+        if key not in self._of_kind:
+            self._of_kind[key] = self._transfer(self.chase.info(op), facts, serves=serves)
+        return self._of_kind[key]
+
+    def _transfer(self, info: OpInfo, facts: TransferFacts, *, serves: bool) -> Blame:
+        """Of an exposed transfer; ``serves`` : a parameter server's."""
+        if serves:
             return Blame("parameter server", "server", link=facts.link)
         if facts.limit in OF_LINKS and self.timeline.links is not None:
             return Blame(facts.limit, sort_of(self.timeline.links.link_names[facts.link]), link=facts.link)
         return Blame(facts.limit, messages(info) or sort_of(info.name))
 
     def _serves(self, op: int) -> bool:
-        if not self._of_server.any():
+        if not self._any_server:
             return False
         return any(self._of_server[o] for o in (op, *self.chase.info(op).detail.get("meets", ())))
 
-    def _waits(self, waits: list[LostSeconds]) -> None:
-        """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
+    def _waits(self, lost: LostSeconds, blames: list[Blame]) -> tuple[Ints, Ints]:
+        """Waits for peers: those of one meeting have one cause, so the longest of them is followed.
+
+        Returns the order in which they are charged, the costliest meetings first, and of each the number of its blame.
+        """
         chase = self.chase
-        cut = self.cut
-        ranks = cut.ranks.tolist()
-        weight = self._weights
-        meetings: defaultdict[tuple[int, int], list[LostSeconds]] = defaultdict(list)
-        for lost in waits:
-            group = chase.group_of(lost.op).item(ranks[lost.owner])
-            meetings[lost.op, group].append(lost)
-        ranked = sorted(meetings.values(), key=lambda m: -sum(w.seconds * weight[w.owner] for w in m))
-        for n, members in enumerate(ranked):
-            longest = max(members, key=lambda w: w.seconds)
+        ranks = self.cut.ranks[lost.owner]
+        meeting = lost.op * (self.timeline.world_size + 1) + chase.groups_at(lost.op, ranks) + 1
+        _, first, which = np.unique(meeting, return_index=True, return_inverse=True)
+        which = which.reshape(-1)
+        cost = np.bincount(which, weights=lost.seconds * self.weight[lost.owner], minlength=len(first))
+        ranked = np.lexsort((first, -cost))
+        place = np.empty(len(ranked), dtype=np.int64)
+        place[ranked] = np.arange(len(ranked))
+        order = np.argsort(place[which], kind="stable")
+        begins = np.searchsorted(place[which][order], np.arange(len(ranked) + 1)).tolist()
+        numbers = np.empty(len(ranked), dtype=np.int64)
+        unfollowed: dict[bool, int] = {}
+        for n, (a, b) in enumerate(pairwise(begins)):
+            op = lost.op.item(order.item(a))
             chased = None
-            if n < MAX_CHASES and longest.rule == PieceRule.PEER:
-                ends = (longest.longest, longest.longest) if self._staged else (longest.piece, longest.last)
-                window = float(cut.start[ends[0]]), float(cut.stop[ends[1]])
-                chased = chase.follow(longest.op, ranks[longest.owner], *window)
-            blame = self._of_wait(longest.op, chased)
-            if chased is not None:
+            if n < MAX_CHASES:
+                members = order[a:b]
+                longest = members.item(lost.seconds[members].argmax())
+                chased = self._chased(lost, longest, int(ranks[longest]))
+            serves = self._serves(op)
+            if chased is None and serves in unfollowed:
+                numbers[n] = unfollowed[serves]
+                continue
+            blame = self._of_wait(op, chased)
+            if chased is None:
+                unfollowed[serves] = len(blames)
+            else:
                 blame = replace(blame, holder=chased.rank, holder_op=chased.op)
-            for lost in members:
-                self.add(blame, lost)
+            numbers[n] = len(blames)
+            blames.append(blame)
+        return order, numbers[place[which]]
+
+    def _chased(self, lost: LostSeconds, place: int, rank: int) -> ChaseEnd | None:
+        """Who held up the meeting of a wait; None for work that queues."""
+        if lost.rule.item(place) != PieceRule.PEER:
+            return None
+        longest = lost.longest.item(place)
+        ends = (longest, longest) if self._staged else (lost.piece.item(place), lost.last.item(place))
+        return self.chase.follow(lost.op.item(place), rank, self.cut.start.item(ends[0]), self.cut.stop.item(ends[1]))
 
     def _of_wait(self, op: int, chased: ChaseEnd | None) -> Blame:
         if chased is not None and (late_by_itself := self._of_late(chased)) is not None:
@@ -311,7 +329,7 @@ class ChargeBook:
 
     def _is_of_host(self, op: int) -> bool:
         """Whether an op is its host's own work; -1 is none."""
-        return op >= 0 and own_work_of_host(self.timeline.ops[op])
+        return op >= 0 and own_work_of_host(self.chase.info(op))
 
     def _of_slow(self, rank: int) -> Blame:
         """A slow rank itself, or where it is slow in its experts alone, the routing of tokens to them."""
@@ -327,30 +345,6 @@ class ChargeBook:
         took = spans.end - spans.start
         own = took[spans.ranks == rank]
         return bool(len(own)) and float(own.max()) > (1 + UNLIKE) * float(np.median(took))
-
-    def add(self, blame: Blame, lost: LostSeconds) -> None:
-        """Charge what each rank of the piece's class lost."""
-        key = blame.cause, blame.subject
-        charge = self.charges.get(key)
-        if charge is None:
-            charge = self.charges[key] = Charge(*key)
-        seconds = lost.seconds
-        owner = lost.owner
-        op = lost.op
-        total = seconds * self._weights[owner]
-        charge.seconds += total
-        charge.count += 1
-        if (key, owner) not in self._counted:
-            self._counted.add((key, owner))
-            charge.ranks.update(self._class_ranks[owner])
-        if lost.state == _EXPOSED and self.could_hide[op]:
-            step = self.exposed[self.chase.info(op).step]
-            step[key] = step.get(key, 0.0) + total
-        if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):
-            cut = self.cut
-            charge.worst, charge.op, charge.rank = seconds, op, int(cut.ranks[owner])
-            charge.holder_rank, charge.holder_op, charge.link = blame.holder, blame.holder_op, blame.link
-            charge.begin, charge.end = float(cut.start[lost.piece]), float(cut.stop[lost.last])
 
     def move_late_starts(self, late: dict[int, LateStart]) -> None:
         """Charge to each step's late start what it exposes, out of what its transfers were charged with."""

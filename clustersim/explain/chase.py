@@ -59,12 +59,12 @@ class RankMeetings:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.columns = timeline, columns_of(timeline)
         self._infos = kinds(timeline.ops)
-        self._kind_of = kind_of(timeline.ops)
+        self.kind_of = kind_of(timeline.ops)
         self._group_of: dict[int, Ints] = {}
 
     def info(self, op: int) -> OpInfo:
         """What an op was, but for what it waits for and its micro-batch."""
-        return self._infos[self._kind_of.item(op)]
+        return self._infos[self.kind_of.item(op)]
 
     def group_of(self, op: int) -> Ints:
         """(world_size,) the group each rank is in at an op, -1 for none; all in one where groups are not known."""
@@ -77,6 +77,15 @@ class RankMeetings:
                 column[np.asarray(groups)] = np.arange(len(groups))[:, None]
             self._group_of[key] = column
         return self._group_of[key]
+
+    def groups_at(self, ops: Ints, ranks: Ints) -> Ints:
+        """(n,) int: the group that each of ``n`` ranks is in at an op of its own, as :meth:`group_of` has it."""
+        _, kind = np.unique(self.kind_of[ops], return_inverse=True)
+        groups = np.empty(len(ops), dtype=np.int64)
+        for lot in np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1]):
+            if len(lot):
+                groups[lot] = self.group_of(int(ops[lot[0]]))[ranks[lot]]
+        return groups
 
     def place(self, op: int, rank: int, moment: float) -> int:
         """Which of an op's spans is a rank's that is open at a moment [s], or its last; -1 for none."""

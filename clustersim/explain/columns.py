@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,6 +48,15 @@ class RankSpans:
     ready: Floats
     start: Floats
     end: Floats
+
+
+class RankSpan(NamedTuple):
+    """One span of one rank: its ``op``, ``at`` (position in the op's :class:`OpSpans`), ``start`` and ``end`` [s]."""
+
+    op: int
+    at: int
+    start: float
+    end: float
 
 
 @kept_with_first(maxsize=None)
@@ -162,16 +172,36 @@ class OpColumns:
         table = np.array(rows, dtype=np.float64).reshape(-1, 5).T
         return RankSpans(table[0].astype(np.int64), table[1].astype(np.int64), table[2], table[3], table[4])
 
-    def _in_table(self, rank: int, begin: float, end: float) -> RankSpans:
-        """In the table of a rank that is asked for time and again, as a walk along its ops does."""
+    def ended(self, rank: int, begin: float, end: float) -> list[RankSpan]:
+        """Spans of a rank that end at or after ``begin`` and at or before ``end`` [s], by op, then start."""
+        table = self._table(rank)
+        first = int(table.ends.searchsorted(begin))
+        places = table.order[first : int(table.ends.searchsorted(end, side="right"))].tolist()
+        places.sort()
+        self._find(table, rank, places)
+        op, at, start, ends = table.op, table.at, table.start, table.end
+        return [RankSpan(op.item(k), at.item(k), start.item(k), ends.item(k)) for k in places]
+
+    def _table(self, rank: int) -> RankTable:
+        """The table of a rank that is asked for time and again, as a walk along its ops does."""
         table = self._tables.pop(rank, None) or _rank_table(self.timeline, rank)
         self._tables[rank] = table  # the last asked for is the last to go
         if len(self._tables) > MOST_TABLES:
             del self._tables[next(iter(self._tables))]
-        near = table.near(begin, end)
+        return table
+
+    def _find(self, table: RankTable, rank: int, places: list[int]) -> None:
+        """Have ``at`` of some places of a rank's table, which nobody may have asked for yet."""
         place_in = _PlaceOfRank(rank)
-        for k in near[table.at[near] < 0].tolist():
-            table.at[k] = place_in(self.of(table.op.item(k)).ranks) + table.turn.item(k)
+        for k in places:
+            if table.at.item(k) < 0:
+                table.at[k] = place_in(self.of(table.op.item(k)).ranks) + table.turn.item(k)
+
+    def _in_table(self, rank: int, begin: float, end: float) -> RankSpans:
+        """In the rank's table."""
+        table = self._table(rank)
+        near = table.near(begin, end)
+        self._find(table, rank, near.tolist())
         return RankSpans(table.op[near], table.at[near], table.ready[near], table.start[near], table.end[near])
 
 

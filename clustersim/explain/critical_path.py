@@ -10,15 +10,15 @@ can save at most its own length. (Critical path method, Kelley and Walker 1959; 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 
-from clustersim.core.arrays import Ints
+from clustersim.core.op_infos import after_of
 from clustersim.core.timeline import Timeline
 from clustersim.explain.chase import RankMeetings
-from clustersim.explain.columns import RankSpans
+from clustersim.explain.columns import RankSpan
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pieces import KERNELS, STATES, by_class, kernel_state
 from clustersim.explain.transfers import OF_LINKS, TransferFacts, transfer_facts
@@ -149,38 +149,37 @@ class _PathWalk:
     def _before(self, rank: int, ready: float, op: int, place: int) -> tuple[int, int, float]:
         """The span on a rank that ended last, but not after ``ready`` [s], as (op, which), and how long before it; -1
         for none. It is another span than the one given, and began before that was ready."""
-        columns = self.met.columns
         limit = ready * (1 + 1e-12) + 1e-15
-        own_ready = float(columns.of(op).ready[place])
+        own_ready = self.met.columns.of(op).ready.item(place)
         back = 0.0
         while True:  # most often something ended just then; else look further and further back
-            low = (ready - back) * (1 - 1e-12)
-            near = columns.of_rank(rank, low, limit)
-            fits = (near.end <= limit) & (near.start <= own_ready) & ~((near.op == op) & (near.at == place))
-            if fits.any():
+            near = self.met.columns.ended(rank, (ready - back) * (1 - 1e-12), limit)
+            fits = [span for span in near if span.start <= own_ready and not (span.op == op and span.at == place)]
+            if fits:
                 break
             if back > ready:
                 return -1, -1, 0.0
             back = max(8 * back, 1e-6 * max(ready, 1e-30))
-        latest = float(near.end[fits].max())
-        together = np.flatnonzero((near.end >= latest * (1 - 1e-12)) & (near.end <= limit))
+        latest = max(span.end for span in fits)
         # Of ops that end together the one that began last: an op that took no time is passed through.
-        together = together[np.lexsort((near.op[together], near.start[together], near.end[together]))]
-        k = self._needed(near, together, int(np.flatnonzero(fits[together])[-1]), op, place)
-        gap = ready - float(near.end[k])
-        return int(near.op[k]), int(near.at[k]), gap if gap > 1e-12 * max(ready, 1.0) else 0.0
+        together = [span for span in near if span.end >= latest * (1 - 1e-12)]
+        together.sort(key=lambda span: (span.end, span.start, span.op))
+        chosen = set(fits)
+        last = max(k for k, span in enumerate(together) if span in chosen)
+        span = self._needed(together[: last + 1], op, place)
+        gap = ready - span.end
+        return span.op, span.at, gap if gap > 1e-12 * max(ready, 1.0) else 0.0
 
-    def _needed(self, near: RankSpans, together: Ints, last: int, op: int, place: int) -> int:
+    def _needed(self, together: Sequence[RankSpan], op: int, place: int) -> RankSpan:
         """Of spans that end together, one that the given one really waits for, if any is known, else the last."""
-        after = self.timeline.ops[op].after
         stream = self.met.info(op).stream
-        for k in together[last::-1].tolist():
-            near_op = int(near.op[k])
-            if (near_op, int(near.at[k])) == (op, place):
+        after = after_of(self.timeline.ops, op)
+        for span in reversed(together):
+            if (span.op, span.at) == (op, place):
                 continue
-            if near_op in after or self.met.info(near_op).stream == stream:
-                return int(k)
-        return int(together[last])
+            if span.op in after or self.met.info(span.op).stream == stream:
+                return span
+        return together[-1]
 
 
 def _cut(pieces: list[PathPiece], begin: float) -> Iterator[PathPiece]:

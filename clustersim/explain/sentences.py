@@ -15,7 +15,7 @@ from clustersim.explain.step_words import bubble_sentence
 from clustersim.explain.transfers import sort_of
 
 if TYPE_CHECKING:
-    from clustersim.explain.charges import Charge
+    from clustersim.explain.booking import Charge
     from clustersim.explain.stalls import Causes
     from clustersim.explain.transfers import TransferFacts
 

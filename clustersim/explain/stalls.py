@@ -28,8 +28,9 @@ import numpy as np
 
 from clustersim.core.arrays import Columns, Floats
 from clustersim.core.timeline import WITHOUT_GPU, Timeline
+from clustersim.explain.booking import Charge
 from clustersim.explain.breakdown import steady_pieces
-from clustersim.explain.charges import Charge, ChargeBook
+from clustersim.explain.charges import ChargeBook
 from clustersim.explain.late_start import LateStart, late_starts
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pace import pace_ratios

@@ -106,8 +106,13 @@ def _slowest(use: LinkUse, moved: Floats, flowing: Floats, n_ops: int) -> _OpFlo
         [narrowest(use, i) for i in range(len(use.loads))],
     )
     longest = np.zeros(n_ops)
-    for pair in np.argsort(first, kind="stable").tolist():
-        op = int(pairs[pair] // n_loads)
+    op_of = pairs // n_loads
+    alone = np.bincount(op_of, minlength=n_ops)[op_of] == 1  # most ops have one load
+    of_op.load[op_of[alone]] = pairs[alone] % n_loads
+    of_op.moved[op_of[alone]], of_op.flowing[op_of[alone]] = nbytes[alone], seconds[alone]
+    several = np.flatnonzero(~alone)
+    for pair in several[np.argsort(first[several], kind="stable")].tolist():
+        op = int(op_of[pair])
         if of_op.load[op] < 0 or each[pair] > LONGER * longest[op]:
             longest[op] = each[pair]
             of_op.load[op] = int(pairs[pair] % n_loads)

@@ -24,6 +24,7 @@ import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.facts import UNKNOWN, RunFacts
+from clustersim.core.memo import kept_with_first
 from clustersim.core.mix import Mix
 from clustersim.core.op_infos import of_each, takes_sms
 from clustersim.core.program import COMPUTE_STREAM
@@ -88,10 +89,11 @@ def waterfall(timeline: Timeline, facts: RunFacts = UNKNOWN, cut: Pieces | None 
         all). Without them nothing is ``masked``, and ``useful`` is what is executed for the first time.
     cut : the partition of the steady state, where the caller has it already.
     """
-    cut = cut or steady_pieces(timeline)
+    whole = steady_pieces(timeline)
+    cut = cut or whole
     window = steady_window(timeline)
     steady = window.steps
-    of_rank = _sums(timeline, cut) / window.done
+    of_rank = (_steady_sums(timeline) if cut is whole else _sums(timeline, cut)) / window.done
     train = workers(timeline)
     groups = [(-1, train), *(enumerate(pipeline.stages(timeline)) if pipeline.has_pipeline(timeline) else ())]
     weights = ((s, np.bincount(cut.class_of[r], minlength=len(cut.ranks)) / len(r)) for s, r in groups)
@@ -148,6 +150,12 @@ def _row(stage: int, seconds: Floats, counted: float) -> Waterfall:
     executed = lost.pop("useful")
     lost["masked"] = executed * (1.0 - counted)
     return Waterfall(stage, step, executed * counted, {key: s for key, s in lost.items() if s})
+
+
+@kept_with_first(maxsize=1)
+def _steady_sums(timeline: Timeline) -> Floats:
+    """:func:`_sums` of the steady state, for the page, its picture and the answer alike."""
+    return _sums(timeline, steady_pieces(timeline))
 
 
 def _sums(timeline: Timeline, cut: Pieces) -> Floats:

@@ -3,8 +3,9 @@
 Most times repeat: a row is ready the moment an earlier row ended, and starts when it is ready. So the ends are kept as
 they are, and of the other times only which end they equal, as the distance in rows, which hardly changes along an op.
 Distances and sets fall into runs, which zlib squeezes; the ends of ranks that jitter are noise, which nothing does.
-Blocks share their columns already: each is kept once, its two first bytes squeezed and the noise behind them as it is;
-and a column that is a mix of others (the later of two ends, whichever that was) is kept as which.
+Blocks share their columns, and columns their values, already: each is kept once, the two first bytes of a time squeezed
+and the noise behind them as it is; and values that are a mix of others (the later of two ends, whichever that was) are
+kept as which.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.core.blocks import Block, WrittenColumns
-from clustersim.core.blocks import columns as blocks_columns
+from clustersim.core.blocks import Block, Column
 from clustersim.core.sheets import distinct
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -31,6 +31,8 @@ MISSES = 3
 """Elements of a column that are found nowhere, after which the rest of it is taken for new as well."""
 AT_ONCE = 2**20
 """Elements of columns that are looked up together."""
+SQUEEZED = 1
+"""How hard zlib tries: at its usual 6 it takes four times as long, for a twentieth of the bytes."""
 NOISE = "_noise"
 """Ends the names of arrays that nothing squeezes."""
 
@@ -82,38 +84,87 @@ def _unshuffled(rows: Array) -> Array:
 
 
 def packed_blocks(blocks: tuple[Block, ...]) -> dict[str, Array]:
-    """Blocks as arrays; :func:`unpacked_blocks` gives them back, with the same bits and the same columns shared."""
+    """Blocks as arrays; :func:`unpacked_blocks` gives them back, with the same bits and the same columns shared.
+
+    Columns stay as they are, values counted from another column's among them: written out they would be many times as
+    much. Values, and the meetings that they are of, are kept once however many columns have them.
+    """
     ends = [block.columns[2] for block in blocks]  # first: most of the other times are somebody's end
     shared, numbers = distinct(ends + [column for block in blocks for column in block.columns])
+    columns, place = _behind_their_since(shared)
+    number = {id(column): i for i, column in enumerate(columns)}
+    values, values_of = distinct([column.values for column in columns])
+    meetings, met_of = distinct([_NO_MEETINGS if column.of is None else column.of for column in [_NOWHERE, *columns]])
     ranks, whose = distinct([block.ranks for block in blocks])
-    columns = list(map(WrittenColumns(), shared))
-    ptr = np.cumsum([0, *map(len, columns)], dtype=np.int64)
-    times = np.concatenate([*columns, np.zeros(0)])
+    ptr = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    times = np.concatenate([*values, np.zeros(0)])
     mixes = _mixes(times, ptr)
-    rows = _shuffled(times[mixes < 0])
+    over_ranks = np.array([(column.low, column.high, column.mean) for column in columns]).reshape(-1, 3).T.copy()
+    since = [-1 if column.since is None else number[id(column.since)] for column in columns]
     return {
         "block_op": np.array([block.op for block in blocks], dtype=np.int32),
         "block_whose": whose.astype(np.int32),
-        "block_which": numbers[len(blocks) :].astype(np.int32).reshape(-1, 3),
+        "block_which": place[numbers[len(blocks) :]].astype(np.int32).reshape(-1, 3),
         **ragged("block_ranks", tuple(ranks)),
+        **ragged("block_meetings", tuple(meetings)),
+        "column_values": values_of.astype(np.int32),
+        "column_meetings": met_of[1:].astype(np.int32),
+        "column_since": np.array(since, dtype=np.int32),
+        **_halved("column_over_ranks", over_ranks.ravel()),
         "block_mix_ptr": ptr,
-        "block_mix_items": mixes if columns else np.zeros(0, dtype=np.int64),  # as :func:`ragged` has nothing
-        f"block_times{NOISE}": rows[:6].copy(),  # little-endian: the last two bytes are sign, exponent and the first
-        "block_times_top": rows[6:].copy(),  # bits of the fraction
+        "block_mix_items": mixes if values else np.zeros(0, dtype=np.int64),  # as :func:`ragged` has nothing
+        **_halved("block_times", times[mixes < 0]),
     }
 
 
+_NO_MEETINGS: Array = np.zeros(0, dtype=np.int64)
+_NOWHERE = Column(np.zeros(0), None, 0.0, 0.0, 0.0)
+"""So that the meetings numbered 0 are none."""
+
+
+def _behind_their_since(shared: list[Column]) -> tuple[list[Column], Array]:
+    """Columns and those that they are counted from, which come before them; and where each of ``shared`` is there."""
+    known = {id(column) for column in shared}
+    columns = list(shared)
+    for column in columns:
+        if column.since is not None and id(column.since) not in known:
+            known.add(id(column.since))
+            columns.append(column.since)
+    order = np.argsort(np.fromiter((column.depth for column in columns), np.int64, len(columns)), kind="stable")
+    place = np.empty(len(columns), dtype=np.int64)
+    place[order] = np.arange(len(columns))
+    return [columns[i] for i in order.tolist()], place
+
+
 def unpacked_blocks(arrays: Mapping[str, Array]) -> tuple[Block, ...]:
-    """Blocks from what :func:`packed_blocks` made."""
-    times = _unshuffled(np.concatenate([arrays[f"block_times{NOISE}"], arrays["block_times_top"]]))
+    """Blocks from what :func:`packed_blocks` made. Raises :class:`ValueError` for a column counted from itself."""
     ptr = arrays["block_mix_ptr"]
-    columns = np.split(_followed_back(times, ptr, arrays["block_mix_items"]), ptr[1:-1]) if len(ptr) > 1 else []
+    times = _followed_back(_whole("block_times", arrays), ptr, arrays["block_mix_items"])
+    values = np.split(times, ptr[1:-1]) if len(ptr) > 1 else []
     ranks = parts("block_ranks", arrays)
-    block_columns = blocks_columns(columns, [None] * len(columns))
+    meetings = (None, *parts("block_meetings", arrays)[1:])
+    over_ranks = _whole("column_over_ranks", arrays).reshape(3, -1)
+    since = arrays["column_since"]
+    if (since >= np.arange(len(since))).any():
+        raise ValueError("a column that is counted from itself")
+    facts = (arrays["column_values"], arrays["column_meetings"], *over_ranks, since)
+    columns: list[Column] = []
+    for which, met, low, high, mean, before in zip(*(fact.tolist() for fact in facts), strict=True):
+        columns.append(Column(values[which], meetings[met], low, high, mean, columns[before] if before >= 0 else None))
     rows = zip(arrays["block_op"].tolist(), arrays["block_whose"].tolist(), arrays["block_which"].tolist(), strict=True)
-    return tuple(
-        Block(op, ranks[whose], (block_columns[a], block_columns[b], block_columns[c])) for op, whose, (a, b, c) in rows
-    )
+    return tuple(Block(op, ranks[whose], (columns[a], columns[b], columns[c])) for op, whose, (a, b, c) in rows)
+
+
+def _halved(name: str, column: Array) -> dict[str, Array]:
+    """A column of float [s] as what nothing squeezes and as the rest; :func:`_whole` puts it together again."""
+    rows = _shuffled(column)
+    # Little-endian: the last two bytes are sign, exponent and the first bits of the fraction.
+    return {f"{name}{NOISE}": rows[:6].copy(), f"{name}_top": rows[6:].copy()}
+
+
+def _whole(name: str, arrays: Mapping[str, Array]) -> Array:
+    """What :func:`_halved` made two of."""
+    return _unshuffled(np.concatenate([arrays[f"{name}{NOISE}"], arrays[f"{name}_top"]]))
 
 
 def _followed_back(times: Array, ptr: Array, mixes: Array) -> Array:
@@ -235,8 +286,9 @@ def zipped(arrays: Mapping[str, Array]) -> bytes:
         for name, array in arrays.items():
             member = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same run gives the same bytes
             member.compress_type = zipfile.ZIP_STORED if name.endswith(NOISE) else zipfile.ZIP_DEFLATED
-            with archive.open(member, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+            written = io.BytesIO()
+            np.lib.format.write_array(written, np.asanyarray(array), allow_pickle=False)
+            archive.writestr(member, written.getbuffer(), compresslevel=SQUEEZED)
         archive.comment = seal(archive)
     return data.getvalue()
 

@@ -57,8 +57,9 @@ _BROKEN = (
     zlib.error,
 )
 """What a file that is cut off, or something else, makes readers raise."""
-VERSION = 5
-"""Of the file's layout; from 4 on files are sealed, from 5 on ops of repeated passes are kept once."""
+VERSION = 6
+"""Of the file's layout; from 4 on files are sealed, from 5 on ops of repeated passes are kept once, and from 6 on times
+that are counted from others are kept so."""
 
 Array = npt.NDArray[Any]
 _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
