@@ -145,7 +145,14 @@ def periods(timeline: Timeline) -> dict[int, float]:
 
 def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[TimedAction]]:
     """Step -> the actions of these ranks (None: all), by start."""
-    wanted = np.arange(timeline.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
+    wanted = range(timeline.world_size) if ranks is None else sorted(set(ranks))
+    return {step: list(done) for step, done in _actions(timeline, tuple(wanted)).items()}
+
+
+@kept_with_first(maxsize=16)
+def _actions(timeline: Timeline, ranks: tuple[int, ...]) -> dict[int, list[TimedAction]]:
+    """Of these ranks, ascending: tables and pictures ask for the first replica's again and again."""
+    wanted = np.array(ranks, dtype=np.int64)
     names, of_op = _named(timeline)
     timed: defaultdict[int, list[TimedAction]] = defaultdict(list)
     for sheet in timeline.sheets(wanted):

@@ -298,13 +298,13 @@ def _save_png(figure: Figure, path: Any, dpi: int) -> None:
     from PIL.PngImagePlugin import PngInfo
 
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi)
+    figure.savefig(drawn, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # it is packed below
     metadata = PngInfo()
     metadata.add_itxt("Description", alt_text(figure))
     full_colour = Image.open(drawn).convert("RGB")
     few = full_colour.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     image = few if _alike(np.asarray(full_colour), np.asarray(few.convert("RGB"))) else full_colour
-    image.save(path, format="png", optimize=True, dpi=(dpi, dpi), pnginfo=metadata)
+    image.save(path, format="png", dpi=(dpi, dpi), pnginfo=metadata)
 
 
 def _alike(drawn: Pixels, few: Pixels) -> bool:

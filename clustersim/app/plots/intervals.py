@@ -54,12 +54,15 @@ def packed(
     stretches = []
     for run in runs:
         left[run] = False
-        first = float(starts[run[0]])
-        last = float(ends[run[-1]])
+        run_starts = starts[run]
+        run_ends = ends[run]
+        first = float(run_starts[0])
+        last = float(run_ends[-1])
         edges = np.linspace(first, last, max(1, round((last - first) / ((end - begin) * STRETCH))) + 1)
         for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            took = np.maximum(np.minimum(ends[run], high) - np.maximum(starts[run], low), 0.0)
-            share = np.bincount(kinds[run], weights=took, minlength=len(row)) / (high - low)
+            near = run[int(run_ends.searchsorted(low)) : int(run_starts.searchsorted(high))]
+            took = np.maximum(np.minimum(ends[near], high) - np.maximum(starts[near], low), 0.0)
+            share = np.bincount(kinds[near], weights=took, minlength=len(row)) / (high - low)
             stretches.append((low, high, {n: float(t) for n, t in zip(row, share.tolist(), strict=True) if t > 0}))
     rest = {name: (starts[left & (kinds == k)], ends[left & (kinds == k)]) for k, name in enumerate(row)}
     return rest, stretches

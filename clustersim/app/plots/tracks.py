@@ -65,8 +65,11 @@ def row_intervals(timeline: Timeline, spans: Columns, rank: int, stream: str) ->
     chosen = on_rank & on_stream(timeline, stream)[spans["op"]]
     start, end, ready, op = (spans[name][chosen] for name in ("start", "end", "ready", "op"))
     phases = phases_of(timeline)[op]
-    intervals = {p: (start[phases == p], end[phases == p]) for p in dict.fromkeys(phases.tolist())}
-    talks = phases == "communication"
+    intervals = {}
+    for phase in dict.fromkeys(phases.tolist()):
+        own = of_phase(timeline, phase)[op]
+        intervals[phase] = start[own], end[own]
+    talks = of_phase(timeline, "communication")[op]
     waits = ready[talks], start[talks]
     if stream == COMPUTE_STREAM:
         talking = of_each(timeline.ops, lambda op: op.kind != "compute", np.bool_)[spans["op"]] & on_rank
@@ -79,6 +82,12 @@ def row_intervals(timeline: Timeline, spans: Columns, rank: int, stream: str) ->
 def on_stream(timeline: Timeline, stream: str) -> Bools:
     """(n_ops,) bool: whether an op is on a stream."""
     return of_each(timeline.ops, lambda op: op.stream == stream, np.bool_)
+
+
+@kept_with_first(maxsize=None)
+def of_phase(timeline: Timeline, phase: str) -> Bools:
+    """(n_ops,) bool: whether an op has a phase's colour."""
+    return of_each(timeline.ops, lambda op: phase_of(op) == phase, np.bool_)
 
 
 @kept_with_first(maxsize=None)

@@ -12,7 +12,7 @@ import numpy as np
 from clustersim.app.plots.bars import LABELS
 from clustersim.app.plots.intervals import Intervals, packed
 from clustersim.app.plots.style import FAINT, INK, QUIET, palette, time_unit
-from clustersim.app.plots.tracks import on_stream, phases_of, row_intervals, stream_rows, who
+from clustersim.app.plots.tracks import of_phase, on_stream, row_intervals, stream_rows, who
 from clustersim.app.report.pages import paired
 from clustersim.core.arrays import Columns, Ints
 from clustersim.core.program import COMPUTE_STREAM
@@ -196,7 +196,7 @@ def _ops(chart: _GanttChart, row: _HoverRow, rest: dict[str, Intervals]) -> Iter
 def _of_phase(chart: _GanttChart, row: _HoverRow, phase: str) -> Ints:
     """Rows of the span table that a row draws in a phase's colour, by start."""
     spans = chart.spans
-    fits = on_stream(chart.timeline, row.stream) & (phases_of(chart.timeline) == phase)
+    fits = on_stream(chart.timeline, row.stream) & of_phase(chart.timeline, phase)
     row_spans = np.flatnonzero((spans["rank"] == row.rank) & fits[spans["op"]])
     ordered: Ints = row_spans[np.argsort(spans["start"][row_spans], kind="stable")]
     return ordered
