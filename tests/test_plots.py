@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.colors import to_hex
 from player import play, toy_cost, toy_model
 
@@ -34,12 +34,14 @@ def timeline(jitter=0.05, n=16, **config):
 def drawn(figure, colour, row):
     """Time covered by bars of a colour in a row, in seconds (the axis is in ms)."""
     boxes = [
-        path.get_extents()
+        (corners.min(axis=0), corners.max(axis=0))
         for bars in figure.axes[0].collections
-        if isinstance(bars, PolyCollection) and to_hex(bars.get_facecolor()[0]).upper() == colour.upper()
+        if isinstance(bars, PolyCollection | PathCollection)
+        and to_hex(bars.get_facecolor()[0]).upper() == colour.upper()
         for path in bars.get_paths()
+        for corners in path.to_polygons()
     ]
-    return sum(box.width for box in boxes if abs((box.y0 + box.y1) / 2 - row) < 0.1) / 1e3
+    return sum(high[0] - low[0] for low, high in boxes if abs((low[1] + high[1]) / 2 - row) < 0.1) / 1e3
 
 
 def test_bars_of_a_row_cover_the_time_its_spans_took():

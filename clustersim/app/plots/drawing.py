@@ -134,14 +134,21 @@ def draw_boxes(axes: Axes, across: Floats, upright: Floats, **look: Any) -> None
     across, upright : from where to where each is, a row a box, in the axes' units. look : of a PolyCollection, one for
     all or one a box.
     """
-    from matplotlib.collections import PolyCollection
+    from matplotlib.collections import PathCollection, PolyCollection
+    from matplotlib.path import Path
 
     left, right = across.T
     low, high = upright.T
     corners: Any = np.stack(
         [np.column_stack([left, left, right, right]), np.column_stack([low, high, high, low])], axis=2
     )
-    axes.add_collection(PolyCollection(corners, **look), autolim=False)
+    if not look.get("hatch"):
+        axes.add_collection(PolyCollection(corners, **look), autolim=False)
+        return
+    # A hatch is laid anew for each path: boxes that all have one are one path.
+    closed = np.concatenate([corners, corners[:, :1]], axis=1)
+    codes = [Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY] * len(closed)
+    axes.add_collection(PathCollection([Path(closed.reshape(-1, 2), codes)], **look), autolim=False)
 
 
 def percents(axis: Any) -> None:
