@@ -39,7 +39,6 @@ def own(run_graph):
         run_graph,
         compute.__getitem__,
         {n.ops[0]: n.seconds for n in run_graph.nodes if len(n.seconds)}.__getitem__,
-        run_graph.needs,
     )
 
 

@@ -292,7 +292,7 @@ def test_a_replay_of_some_ranks_ends_no_later_than_one_of_all(program, some):
         g = graph(run, ranks)
         seconds = {node.ops[0]: node.seconds for node in g.nodes if len(node.seconds)}
         compute = {i: column + g.lost.get(i, 0.0) for i, column in g.seconds.items()}
-        ends.append(replayed(g, compute.__getitem__, seconds.__getitem__, g.needs))
+        ends.append(replayed(g, compute.__getitem__, seconds.__getitem__))
     assert (ends[0] <= ends[1] + 1e-9).all()
 
 

@@ -8,7 +8,8 @@ monotone in their weights).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +20,24 @@ from clustersim.explain.graph import GraphNode, RunGraph
 Seconds: TypeAlias = Callable[[int], Floats]
 """Of an op, by its index."""
 
+
+@dataclass(frozen=True)
+class OtherNeeds:
+    """What ops wait for in some of the replays that are played together: those from number ``since`` on.
+
+    of : only of ops for which it differs from what they wait for in the others.
+    """
+
+    of: Mapping[int, tuple[int, ...]]
+    since: int
+
+    def put(self, usual: Floats, otherwise: Floats, replays: int) -> Floats:
+        """(replays, r) float [s], ``usual`` in the first replays and ``otherwise`` in those that wait for other ops."""
+        both = np.broadcast_to(usual, (replays, usual.shape[-1])).copy()
+        both[self.since :] = np.broadcast_to(otherwise, both.shape)[self.since :]
+        return both
+
+
 MAX_PASSES = 1000
 """Chains inside one op list (rank i sends to i + 1 in the same op) settle a hop a pass."""
 
@@ -27,24 +46,25 @@ def replayed(
     run: RunGraph,
     compute: Seconds,
     transfers: Seconds,
-    needs: list[tuple[int, ...]],
     by_rank: dict[int, Floats] | None = None,
+    early: tuple[OtherNeeds, int] | None = None,
 ) -> Floats:
     """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does.
 
     compute : of a compute op (..., ranks of its role) float [s], nan where it does not run. transfers : of a node, by
         its first op, (..., m) float [s] of its meetings. Axes before the last are replays that are played together.
-        needs : what each op waits for. by_rank : of the ops in it, when each rank of the role ends them is put there,
-        (..., ranks of its role) float [s], -inf for ranks that do not do them.
+    by_rank : of the ops in it, when each rank of the role ends them is put there, (..., ranks of its role) float [s],
+        -inf for ranks that do not do them. early : what the last of the replays wait for instead, and how many replays
+        there are.
     """
     last: dict[int, Floats] = {}
     ends: dict[int, Floats] = {}
-    over = _over(run.nodes, needs) if run.settled else {}
+    over = _over(run, early) if run.settled else {}
     did_it = run.did
     for _ in range(1 if run.settled else MAX_PASSES):
         changed = False
         for number, node in enumerate(run.nodes):
-            for op, end in _played(node, ends, run.size, needs, compute, transfers):
+            for op, end in _played(node, ends, run, compute, transfers, early):
                 changed = changed or op not in ends or not np.array_equal(ends[op], end)
                 ends[op] = end
                 did = did_it.get(op)  # a mask takes five times as long: most ops need none
@@ -61,33 +81,43 @@ def replayed(
     return end_times
 
 
-def _over(nodes: list[GraphNode], needs: list[tuple[int, ...]]) -> dict[int, list[int]]:
+def _over(run: RunGraph, early: tuple[OtherNeeds, int] | None) -> dict[int, list[int]]:
     """Place of a node -> ops that nothing after it waits for: of long runs not every end can be kept."""
-    last = {op: number for number, node in enumerate(nodes) for op in node.ops}
-    for number, node in enumerate(nodes):
-        last.update((need, max(number, last[need])) for op in node.ops for need in needs[op])
+    last = {op: number for number, node in enumerate(run.nodes) for op in node.ops}
+    others = early[0].of if early is not None else {}
+    for number, node in enumerate(run.nodes):
+        for op in node.ops:
+            last.update((need, max(number, last[need])) for need in (*run.needs[op], *others.get(op, ())))
     over: dict[int, list[int]] = {}
     for op, number in last.items():
         over.setdefault(number, []).append(op)
     return over
 
 
+def _begin(ends: dict[int, Floats], needs: tuple[int, ...], size: int) -> Floats:
+    """When everything that an op waits for has ended [s], as far as it was played."""
+    begin: Floats | None = None
+    for need in needs:
+        if need in ends:
+            begin = ends[need] if begin is None else np.maximum(begin, ends[need])
+    return np.zeros(size) if begin is None else begin
+
+
 def _played(
     node: GraphNode,
     ends: dict[int, Floats],
-    size: list[int],
-    needs: list[tuple[int, ...]],
+    run: RunGraph,
     compute: Seconds,
     transfers: Seconds,
+    early: tuple[OtherNeeds, int] | None,
 ) -> Iterator[tuple[int, Floats]]:
     """Each op of a node, and (..., size) when it ends on each rank of its role."""
     ready = []
     for op in node.ops:
-        begin: Floats | None = None
-        for need in needs[op]:
-            if need in ends:
-                begin = ends[need] if begin is None else np.maximum(begin, ends[need])
-        ready.append(np.zeros(size[op]) if begin is None else begin)
+        begin = _begin(ends, run.needs[op], run.size[op])
+        if early is not None and op in early[0].of:
+            begin = early[0].put(begin, _begin(ends, early[0].of[op], run.size[op]), early[1])
+        ready.append(begin)
     if not len(node.seconds):
         for op, begin in zip(node.ops, ready, strict=True):
             yield op, begin + np.fmax(compute(op), 0.0) if node.computes else begin  # of nan, where it does not run, 0
@@ -97,7 +127,7 @@ def _played(
     start = np.maximum.reduceat(come[..., met.place], met.first, axis=-1)
     end = start + transfers(node.ops[0])
     for op, begin, positions in zip(node.ops, ready, met.of_op, strict=True):
-        ready_times = np.broadcast_to(begin, (*end.shape[:-1], size[op])).copy()
+        ready_times = np.broadcast_to(begin, (*end.shape[:-1], run.size[op])).copy()
         ready_times[..., met.rank[positions]] = end[..., met.meeting[positions]]
         yield op, ready_times
 

@@ -33,7 +33,7 @@ from functools import cache, partial
 import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
-from clustersim.core.op_infos import kinds, of_each
+from clustersim.core.op_infos import each_kind, kind_of, kinds, of_each
 from clustersim.core.program import GPU_BOUNDS
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.explain.dimensions import dimension
@@ -43,8 +43,10 @@ from clustersim.explain.late_start import GRADIENTS, reduces
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.occupancy import stays_on_device
 from clustersim.explain.pieces import only_serves
-from clustersim.explain.replay import replayed
+from clustersim.explain.replay import OtherNeeds, replayed
 
+BUCKETS = "bucket size"
+"""The knob with which gradients travel as soon as the first are made: what ops wait for is another."""
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 _PAIRS = frozenset({"send", "recv"})
 _SAID = ("latency", "nbytes", "ceiling", "lower_bound")
@@ -53,7 +55,7 @@ _ACTIVATIONS = frozenset({"TP", "CP", "EP", "PP"})
 """Dimensions that send what samples make; the others send parameters and gradients."""
 _OF_SAMPLES = frozenset({"forward", "backward"})
 """Phases whose kernels work on samples."""
-REORDERS = frozenset({"bucket size", "PCIe"})
+REORDERS = frozenset({BUCKETS, "PCIe"})
 """Knobs with which a server, which works in order of arrival, may have its work in another order."""
 NOTHING = 0.005
 """Shares of a step below this are called nothing."""
@@ -85,16 +87,13 @@ def whatif(
     rates = _TransferRates(timeline)
     link_kinds = link_kinds_of(timeline)
     rows = []
-    for knob_set in (
-        [knob for knob in knobs if knob != "bucket size"],
-        [knob for knob in knobs if knob == "bucket size"],
-    ):
-        steps = _steps(run, _KnobReplay(run, rates, knob_set, factor, peak_flops), window.steps) if knob_set else []
-        for knob, step in zip(knob_set, steps, strict=True):
-            least = max(step, _serving(run, window.steps)) if knob in REORDERS else step
-            per = factor if knob == "batch" else 1.0
-            saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
-            rows.append((knob, factor, saving, least, _text(knob, factor, saving, link_kinds)))
+    in_turn = [knob for knob in knobs if knob != BUCKETS] + [knob for knob in knobs if knob == BUCKETS]
+    steps = _steps(run, _KnobReplay(run, rates, in_turn, factor, peak_flops), window.steps) if knobs else []
+    for knob, step in zip(in_turn, steps, strict=True):
+        least = max(step, _serving(run, window.steps)) if knob in REORDERS else step
+        per = factor if knob == "batch" else 1.0
+        saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
+        rows.append((knob, factor, saving, least, _text(knob, factor, saving, link_kinds)))
     rows.sort(key=lambda row: (-row[2], knobs.index(row[0])))
     names = ("knob", "factor", "saving", "step_time_s", "text")
     return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
@@ -108,8 +107,8 @@ def unused(timeline: Timeline) -> set[str]:
     bounds = {_limit_of(op) for op in ops if op.kind == "compute"}
     copying = {knob for knob in WIDER if KNOB_NAMED[knob].helps & bounds}
     if all(op.kind == "compute" for op in ops):
-        return {*WIDER, "latency", "bucket size"} - copying
-    without_use = set() if any(map(reduces, ops)) else {"bucket size"}
+        return {*WIDER, "latency", BUCKETS} - copying
+    without_use = set() if any(map(reduces, ops)) else {BUCKETS}
     if use is None or not len(use.link_kinds):
         return without_use
     crossed = {int(link) for links, _ in use.loads for link in links.tolist()}
@@ -136,10 +135,12 @@ def _text(knob: str, factor: float, saving: float, link_kinds: Collection[str]) 
 
 def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
     """Per knob the seconds per step of the steady state, by :func:`summary`'s definition."""
-    needs = _early(run) if turned.knobs == ["bucket size"] else run.needs
+    early = (
+        (OtherNeeds(_early(run), turned.knobs.index(BUCKETS)), len(turned.knobs)) if BUCKETS in turned.knobs else None
+    )
     if run.timeline.own_paces:
-        return _at_own_paces(run, turned, steps, needs)
-    ends = replayed(run, turned.compute, turned.transfers.__getitem__, needs)
+        return _at_own_paces(run, turned, steps, early)
+    ends = replayed(run, turned.compute, turned.transfers.__getitem__, early=early)
     ends = np.broadcast_to(ends, (len(turned.knobs), ends.shape[-1]))
     of_op = of_each(run.timeline.ops, lambda op: op.step, np.int64)
     begin = ends[:, of_op < steps.min()].max(axis=1, initial=-np.inf)
@@ -148,14 +149,14 @@ def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
     return step_times
 
 
-def _at_own_paces(run: RunGraph, turned: _KnobReplay, steps: Ints, needs: list[tuple[int, ...]]) -> list[float]:
+def _at_own_paces(run: RunGraph, turned: _KnobReplay, steps: Ints, early: tuple[OtherNeeds, int] | None) -> list[float]:
     """As :func:`_steps`, of workers at paces of their own: what all together take for a step's samples."""
     ops = run.timeline.ops
     edges = int(steps[0]) - 1, int(steps[-1])
     trains = {op.role for op in kinds(ops) if not only_serves(op.role)}
     training = {i: op for i, op in enumerate(ops) if op.step in edges and op.role in trains}
     by_rank = {i: np.array([]) for i in training}
-    replayed(run, turned.compute, turned.transfers.__getitem__, needs, by_rank)
+    replayed(run, turned.compute, turned.transfers.__getitem__, by_rank, early)
     ended = defaultdict[tuple[str, int], Floats](lambda: np.zeros((len(turned.knobs), 1)))
     for i, op in training.items():
         ended[op.role, op.step] = np.maximum(ended[op.role, op.step], by_rank[i])
@@ -176,6 +177,8 @@ class _KnobReplay:
         self.factor = factor
         self.peak = peak
         self._limits: dict[object, tuple[Floats, Floats]] = {}
+        self._infos = kinds(run.timeline.ops)
+        self._kind_of = kind_of(run.timeline.ops).tolist()
         self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
         self._faster = {  # (k, 1) how many times as fast an op could be
             bound: np.array([[factor if bound in KNOB_NAMED[knob].helps else 1.0] for knob in knobs])
@@ -194,7 +197,7 @@ class _KnobReplay:
 
     def compute(self, op: int) -> Floats:
         """(k, r) float [s] of a compute op; nan where it does not run."""
-        info = self.run.timeline.ops[op]
+        info = self._infos[self._kind_of[op]]
         seconds = self.run.seconds[op]
         column: Floats = seconds / self._faster[_limit_of(info)]
         if "batch" in self.knobs:
@@ -239,7 +242,7 @@ class _KnobReplay:
         factor = self.factor
         if knob == "batch":
             return self._grown(first, op, loads), np.inf
-        in_buckets = knob == "bucket size" and dimension(first) in GRADIENTS
+        in_buckets = knob == BUCKETS and dimension(first) in GRADIENTS
         if in_buckets and first.kind in _PAIRS:
             return 0.0, np.inf
         if op is None:
@@ -338,19 +341,19 @@ def _limit_of(op: OpInfo) -> str:
     return COPY if op.phase == "memcpy" and not stays_on_device(op) else op.bound
 
 
-def _early(run: RunGraph) -> list[tuple[int, ...]]:
-    """Needs in which a step's gradients may travel as soon as its first backward op is over; what updates with them
+def _early(run: RunGraph) -> dict[int, tuple[int, ...]]:
+    """Needs, of the ops for which they are others, in which a step's gradients may travel as soon as its first backward op is over; what updates with them
     still waits for its last, on whatever stream: an optimizer on the host would else begin before backward ends."""
     ops = run.timeline.ops
     first: dict[tuple[str, int], int] = {}
     last: dict[tuple[str, int], int] = {}
-    for i, op in enumerate(ops):
+    for i, op in each_kind(ops):
         if op.phase == "backward":
             first.setdefault((op.role, op.step), i)
             last[op.role, op.step] = i
-    backward = {i for i, op in enumerate(ops) if op.phase in {"backward", "gradient"}}
-    needs = []
-    for i, op in enumerate(ops):
+    backward = {i for i, op in each_kind(ops) if op.phase in {"backward", "gradient"}}
+    needs = {}
+    for i, op in each_kind(ops):
         start = first.get((op.role, op.step), i)
         awaited = (
             [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES and dimension(op) in GRADIENTS else []
@@ -358,5 +361,7 @@ def _early(run: RunGraph) -> list[tuple[int, ...]]:
         freed = {n for n in run.needs[i] if n not in awaited} | ({start} if awaited and start < i else set())
         if op.phase == "optimizer" and last.get((op.role, op.step), i) < i:
             freed.add(last[op.role, op.step])
-        needs.append(tuple(sorted(freed)))
+        own = tuple(sorted(freed))
+        if own != run.needs[i]:
+            needs[i] = own
     return needs
