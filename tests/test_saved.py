@@ -151,3 +151,43 @@ def test_a_column_that_names_one_that_names_another_is_followed_to_the_end(monke
         monkeypatch.setattr(packing, "AT_ONCE", at_once)
         followed = packing._followed_back(times, ptr, mixes)
         assert followed.tolist() == [1.0, 2.0, 1.0, 3.0, 1.0, 3.0, 4.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("tp8_pp4_llama3_70b_32x8_h100", {"cluster.nodes": 8, "parallel.global_batch_size": 16, "run.steps": 2}),
+        ("zero3_llama3_8b_2x8_a100", {"run.steps": 2, "run.jitter": 0.02}),
+    ],
+)
+def test_columns_come_back_as_they_are_kept_and_shared(name, changes):
+    blocks = clustersim.load(name, changes).run().timeline.blocks
+    again = packing.unpacked_blocks(packing.packed_blocks(blocks))
+    assert len(again) == len(blocks) > 0
+    twin: dict[int, object] = {}
+    for block, other in zip(blocks, again, strict=True):
+        for column, read in zip(block.columns, other.columns, strict=True):
+            assert twin.setdefault(id(column), read) is read
+            while column is not None:
+                assert (column.low, column.high, column.mean) == (read.low, read.high, read.mean)
+                assert column.values.tobytes() == read.values.tobytes()
+                assert (column.of is None) == (read.of is None)
+                assert column.of is None or column.of.tolist() == read.of.tolist()
+                column, read = column.since, read.since
+            assert read is None
+
+
+def test_values_counted_from_others_are_not_written_out():
+    blocks = clustersim.load("tp8_pp4_llama3_70b_32x8_h100", {"parallel.global_batch_size": 64}).run().timeline.blocks
+    columns = {id(column): column for block in blocks for column in block.columns}.values()
+    assert any(column.since is not None for column in columns)
+    kept = len(packing.packed_blocks(blocks)["block_mix_items"])
+    assert kept < 0.5 * sum(len(column.all) for column in columns)
+
+
+def test_a_column_that_is_counted_from_itself_is_no_saved_run():
+    blocks = clustersim.load("ddp_gpt2_xl_2x8_a100", {"run.steps": 2}).run().timeline.blocks
+    arrays = packing.packed_blocks(blocks)
+    arrays["column_since"] = np.arange(len(arrays["column_since"]))
+    with pytest.raises(ValueError, match="counted from itself"):
+        packing.unpacked_blocks(arrays)

@@ -342,8 +342,9 @@ def _limit_of(op: OpInfo) -> str:
 
 
 def _early(run: RunGraph) -> dict[int, tuple[int, ...]]:
-    """Needs, of the ops for which they are others, in which a step's gradients may travel as soon as its first backward op is over; what updates with them
-    still waits for its last, on whatever stream: an optimizer on the host would else begin before backward ends."""
+    """Needs, of the ops for which they are others: a step's gradients may travel as soon as its first backward op is
+    over; what updates with them still waits for its last, on whatever stream: an optimizer on the host would else begin
+    before backward ends."""
     ops = run.timeline.ops
     first: dict[tuple[str, int], int] = {}
     last: dict[tuple[str, int], int] = {}
