@@ -29,12 +29,18 @@ def toml_value(value: object) -> str:
     return json.dumps(value) if isinstance(value, bool) else repr(value)
 
 
+LARGE = 1e7
+"""Whose zeros nobody counts in a title."""
+
+
 def plainly(value: object) -> str:
     """A changed value as a title shows it: text as it is, nothing for what was taken away, anything else as TOML.
 
-    >>> plainly("hgx-h100"), plainly({"speed": 0.8})
-    ('hgx-h100', '{speed = 0.8}')
+    >>> plainly("hgx-h100"), plainly({"speed": 0.8}), plainly(1e12)
+    ('hgx-h100', '{speed = 0.8}', '1e12')
     """
+    if isinstance(value, float) and abs(value) >= LARGE and float(short := f"{value:g}") == value:
+        return short.replace("e+", "e")
     return value if isinstance(value, str) else "" if value is None else toml_value(value)
 
 

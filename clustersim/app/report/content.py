@@ -17,7 +17,7 @@ from clustersim.core.arrays import Columns, Floats, Ints
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import shown_in
 from clustersim.core.memory_parts import part_label
-from clustersim.core.op_infos import each_kind
+from clustersim.core.op_infos import each_kind, kinds
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import headline
 from clustersim.core.timeline import OWN_PACES, Timeline
@@ -34,6 +34,7 @@ from clustersim.explain.pipeline import has_pipeline
 from clustersim.explain.stalls import costliest
 from clustersim.explain.waterfall import Waterfall, pace_note
 from clustersim.explain.waterfall import table as percent
+from clustersim.files.traces.profiled import BACKEND
 from clustersim.studies.what_if.otherwise import each_change, otherwise
 from clustersim.studies.what_if.turned import short
 
@@ -141,7 +142,8 @@ def _breakdown(timeline: Timeline, table: Breakdown, late: str) -> PagePart:
     svgs = both(lambda: plots.breakdown(table, groups=groups, word=step_word(timeline)), "shares")
     apart = [_servers(table, servers(timeline)), f"{late[0].upper()}{late[1:]}." if late else ""]
     took = f"{format_time(hidden)} of communication{a_step(timeline)} ({share})"
-    told = f"Beside the states: {took} is hidden behind kernels."
+    talks = any(op.kind != "compute" for op in kinds(timeline.ops))
+    told = f"Beside the states: {took} is hidden behind kernels." if talks else ""
     unknown = "What is transferred, and who waits for it, is not known: the collectives were left out."
     return PagePart(rows, svgs, [unknown if transfers_unknown(timeline) else told, " ".join(filter(None, apart))])
 
@@ -286,7 +288,11 @@ def _run(run: SavedRun) -> list[tuple[str, str]]:
     rows = [("source", timeline.source), ("ranks", f"{timeline.world_size:,}"), ("spans", f"{spans:,}")]
     if run.topology is not None:
         rows.append(("machine", f"{run.topology.name}: {run.topology.n_nodes} node(s), {run.topology.n_links:,} links"))
-    rows += [(STATS.get(name, name), _stat(name, value)) for name, value in timeline.stats.items()]
+    for name, value in timeline.stats.items():
+        if name.startswith(BACKEND):
+            rows.append((BACKEND.rstrip(": "), name.removeprefix(BACKEND)))
+        else:
+            rows.append((STATS.get(name, name), _stat(name, value)))
     return [*rows, ("clustersim", version("clustersim"))]
 
 
