@@ -11,7 +11,7 @@ from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, p
 from clustersim.app.plots.lines import Axis, lines
 from clustersim.app.plots.style import INK, QUIET, palette
 from clustersim.core.errors import ProgramError
-from clustersim.core.units import DAY, HOUR
+from clustersim.core.units import DAY, HOUR, format_long
 
 if TYPE_CHECKING:
     from clustersim.studies.campaign.answer import LedgerPart
@@ -90,12 +90,17 @@ def ledger(parts: Mapping[str, LedgerPart], title: str | None = None, *, ax: Axe
     plain_axes(axes, ())
     axes.set_xticks([])
     axes.set_xlim(0, 1)
-    axes.set_yticks([1.0, 0.0], [f"all {total:,.1f} days", f"the other {rest_total:,.1f}"], fontsize=10)
+    axes.set_yticks([1.0, 0.0], [f"all {_long(total)}", f"the other {_long(rest_total)}"], fontsize=10)
     least = {name: SEEN * (rest_total if name in rest else total) for name in parts}  # of the bar where it is larger
-    named = {f"{name} {part.days:z,.2f} d": COLOURS[name] for name, part in parts.items() if part.days > least[name]}
+    named = {f"{name} {_long(part.days)}": COLOURS[name] for name, part in parts.items() if part.days > least[name]}
     _legend(figure, ax, axes, named)
-    caption = ", ".join(f"{name} {part.days:z,.2f} days" for name, part in parts.items())
-    return titled(figure, title, f"Where {total:,.1f} days went: {caption}.", ax)
+    caption = ", ".join(f"{name} {_long(part.days)}" for name, part in parts.items())
+    return titled(figure, title, f"Where {_long(total)} went: {caption}.", ax)
+
+
+def _long(days: float) -> str:
+    """Days in words; a rounding below 0 is none."""
+    return format_long(max(0.0, days) * DAY)
 
 
 def _bar(axes: Axes, y: float, parts: Mapping[str, LedgerPart], total: float) -> None:
