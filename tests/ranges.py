@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -26,6 +26,7 @@ import numpy as np
 from clustersim.calibrate.cross_validate import cross_validations
 from clustersim.calibrate.score import PredictedRow, grouped, predicted, statistics
 from clustersim.cluster import files as fabrics
+from clustersim.core.device import UNSEEN
 from clustersim.core.ranges import MANY, size_class, traits
 from clustersim.scenario.result.trust import THIN_KINDS
 from tests.evidence.adapter_rows import adapter_rows
@@ -347,12 +348,29 @@ def generations(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> s
     """The line of the file that says on which generations of GPUs steps are published: :data:`FEWEST` at the least.
     Mixtures and steps that a host paces say little of kernels, and do not count."""
     others = {"experts", *THIN_KINDS.values()}
-    counts = Counter(step.arch for step in unseen if step.error is not None and step.kind not in others)
-    for row in rows:
-        if row.cells["topology"] and strategy_kind(row.cells) not in others:
-            counts[fabrics.load(row.cells["topology"], nodes=1).node_types[0].gpu.arch] += 1
-    archs = sorted(arch for arch, count in counts.items() if count >= FEWEST)
+    fitted = Counter(
+        fabrics.load(row.cells["topology"], nodes=1).node_types[0].gpu.arch
+        for row in rows
+        if row.cells["topology"] and strategy_kind(row.cells) not in others
+    )
+    strangers = ((step.arch, step.first_error) for step in unseen if step.kind not in others)
+    archs = known_generations(fitted, strangers)
     return f"[steps]\ngenerations = {msgspec.json.encode(archs).decode().replace(',', ', ')}"
+
+
+def known_generations(fitted: Counter[str], strangers: Iterable[tuple[str, float | None]]) -> list[str]:
+    """Generations of GPUs that have steps enough, in order.
+
+    ``fitted`` : how many each has in the tables. ``strangers`` : of steps that nothing was fitted to, generation and
+    first error; they count where those of the generation are off, in the median, by less than a range is wider on a
+    generation that has none.
+    """
+    errors: defaultdict[str, list[float]] = defaultdict(list)
+    for arch, error in strangers:
+        if error is not None:
+            errors[arch].append(abs(error))
+    counts = fitted + Counter({arch: len(own) for arch, own in errors.items() if np.median(own) < UNSEEN})
+    return sorted(arch for arch, count in counts.items() if count >= FEWEST)
 
 
 def counted(unseen: Sequence[UnseenStep]) -> str:

@@ -27,7 +27,7 @@ from clustersim.scenario.result.trust import THIN, THIN_KINDS, block_flops, kind
 from clustersim.scenario.run.parts import model_of
 from clustersim.training.strategies import STRATEGIES
 from tests.evidence.evidence import coverage, distances, quantile, widening
-from tests.evidence.unseen_steps import timed_kinds
+from tests.evidence.unseen_steps import first_errors
 from tests.evidence.validate_steps import of_memory
 from tests.tables import table_rows
 
@@ -223,18 +223,24 @@ def test_a_range_is_wider_on_an_old_generation_but_volta():
     assert "wider by 50% for libraries as old as the GPU" in str(told)
 
 
-def test_generations_with_steps_are_those_with_eight_in_the_tables():
+def test_generations_with_steps_are_those_with_eight_in_the_tables_or_of_strangers_near_enough():
     data = pathlib.Path(__file__).parent / "data"
     played = {row["case_id"] for row in table_rows(data / "predictions.csv.gz") if row["table"] == "training_steps"}
     measured = [row for row in table_rows(data / "measurements" / "training_steps.csv.gz") if row["case_id"] in played]
     names = [row["topology"] for row in measured if row["topology"]]
-    counts = Counter(fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names)
+    fitted = Counter(fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names)
     others = {"experts", *THIN_KINDS.values()}
-    counts.update(arch for arch, kind in timed_kinds() if kind not in others)
-    assert min(counts.values()) < command.FEWEST <= max(counts.values())
-    for arch, count in counts.items():
-        assert ranges.has_steps(arch) == (count >= command.FEWEST), arch
-    assert not any(map(ranges.has_steps, {"sm103", "sm121"} - counts.keys()))
+    strangers = [(arch, error) for arch, kind, error in first_errors() if kind not in others]
+    known = command.known_generations(fitted, strangers)
+    assert min(fitted.values()) < command.FEWEST <= max(fitted.values())
+    for arch in {*fitted, *(arch for arch, _ in strangers), "sm103", "sm121"}:
+        assert ranges.has_steps(arch) == (arch in known), arch
+
+
+def test_a_generation_whose_strangers_are_far_off_is_not_known():
+    far = [("sm100", 0.2)] * 5 + [("sm100", -0.2)] * 5
+    near = [("sm120", 0.1)] * 8 + [("sm89", None)] * 9
+    assert command.known_generations(Counter(sm90=8, sm61=7), [*far, *near]) == ["sm120", "sm90"]
 
 
 def test_a_split_model_beside_zero_is_known_no_better_than_zero():

@@ -61,12 +61,12 @@ def unseen_steps() -> tuple[UnseenStep, ...]:
     return tuple(map(_played, _rows()))
 
 
-def timed_kinds() -> Iterator[tuple[str, str]]:
-    """Of every row that has a first error: the generation of its GPU, and its kind. None is played for it."""
+def first_errors() -> Iterator[tuple[str, str, float]]:
+    """Of every row that has one: the generation of its GPU, its kind and its first error. None is played for it."""
     for row in _rows():
-        if row["first_error"] or row["step_s"]:
+        if row["first_error"]:
             prepared = _scenario(row).prepare()
-            yield prepared.device.arch, trust(prepared).kind
+            yield prepared.device.arch, trust(prepared).kind, float(row["first_error"])
 
 
 def _rows() -> list[dict[str, str]]:
