@@ -34,7 +34,7 @@ from tests.evidence.evidence import SHARES, Groups, coverage, distances, operato
 from tests.evidence.offload_rows import errors_of_steps
 from tests.evidence.step_rows import origin, publisher
 from tests.evidence.unseen_collectives import UnseenCollective, unseen_collectives
-from tests.evidence.unseen_steps import UnseenStep, unseen_distances, unseen_memory_distances, unseen_steps
+from tests.evidence.unseen_steps import UnseenStep, first_errors, unseen_distances, unseen_memory_distances, unseen_steps
 from tests.evidence.validate_steps import strategy_kind, validate_memory, validate_steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -344,7 +344,7 @@ def lines_of(found: Mapping[str, CollectiveRanges]) -> tuple[dict[str, Held], li
     return ranges, lines
 
 
-def generations(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> str:
+def generations(rows: Sequence[PredictedRow]) -> str:
     """The line of the file that says on which generations of GPUs steps are published: :data:`FEWEST` at the least.
     Mixtures and steps that a host paces say little of kernels, and do not count."""
     others = {"experts", *THIN_KINDS.values()}
@@ -353,7 +353,7 @@ def generations(rows: Sequence[PredictedRow], unseen: Sequence[UnseenStep]) -> s
         for row in rows
         if row.cells["topology"] and strategy_kind(row.cells) not in others
     )
-    strangers = ((step.arch, step.first_error) for step in unseen if step.kind not in others)
+    strangers = ((arch, error) for arch, kind, error in first_errors() if kind not in others)
     archs = known_generations(fitted, strangers)
     return f"[steps]\ngenerations = {msgspec.json.encode(archs).decode().replace(',', ', ')}"
 
@@ -362,15 +362,19 @@ def known_generations(fitted: Counter[str], strangers: Iterable[tuple[str, float
     """Generations of GPUs that have steps enough, in order.
 
     ``fitted`` : how many each has in the tables. ``strangers`` : of steps that nothing was fitted to, generation and
-    first error; they count where those of the generation are off, in the median, by less than a range is wider on a
-    generation that has none.
+    first error (None: nobody wrote it down); they count unless those of the generation are off, in the median, by more
+    than a range is wider on a generation that has none.
     """
+    count: Counter[str] = Counter()
     errors: defaultdict[str, list[float]] = defaultdict(list)
     for arch, error in strangers:
+        count[arch] += 1
         if error is not None:
             errors[arch].append(abs(error))
-    counts = fitted + Counter({arch: len(own) for arch, own in errors.items() if np.median(own) < UNSEEN})
-    return sorted(arch for arch, count in counts.items() if count >= FEWEST)
+    for arch, own in errors.items():
+        if np.median(own) > UNSEEN:
+            del count[arch]
+    return sorted(arch for arch, steps_of in (fitted + count).items() if steps_of >= FEWEST)
 
 
 def counted(unseen: Sequence[UnseenStep]) -> str:
@@ -412,7 +416,7 @@ def made_steps() -> tuple[dict[str, Held], list[str]]:
     unseen = unseen_steps()
     ranges = steps(rows, unseen)
     ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)], unseen)
-    return ranges, ["", generations(rows, unseen), counted(unseen), *written(ranges)]
+    return ranges, ["", generations(rows), counted(unseen), *written(ranges)]
 
 
 def main(only: str = "") -> None:

@@ -266,7 +266,7 @@ def test_steps_that_a_host_paces_have_a_range_of_their_own():
     assert kind_in(scenario, model, 1.1 * peak, split=False) == scenario.strategy.name
     for kind, thin in THIN_KINDS.items():
         usual, paced = ranges.of_step(kind), ranges.of_step(thin)
-        assert usual.p50 < paced.p50
+        assert usual.p50 <= paced.p50
         assert usual.p90 <= paced.p90
 
 

@@ -61,12 +61,14 @@ def unseen_steps() -> tuple[UnseenStep, ...]:
     return tuple(map(_played, _rows()))
 
 
-def first_errors() -> Iterator[tuple[str, str, float]]:
-    """Of every row that has one: the generation of its GPU, its kind and its first error. None is played for it."""
+def first_errors() -> Iterator[tuple[str, str, float | None]]:
+    """Of every timed row: the generation of its GPU, its kind, and its first error where that was written down. None is
+    played for it."""
     for row in _rows():
-        if row["first_error"]:
+        if row["first_error"] or row["step_s"]:
             prepared = _scenario(row).prepare()
-            yield prepared.device.arch, trust(prepared).kind, float(row["first_error"])
+            error = float(row["first_error"]) if row["first_error"] else None
+            yield prepared.device.arch, trust(prepared).kind, error
 
 
 def _rows() -> list[dict[str, str]]:
