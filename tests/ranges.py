@@ -34,7 +34,13 @@ from tests.evidence.evidence import SHARES, Groups, coverage, distances, operato
 from tests.evidence.offload_rows import errors_of_steps
 from tests.evidence.step_rows import origin, publisher
 from tests.evidence.unseen_collectives import UnseenCollective, unseen_collectives
-from tests.evidence.unseen_steps import UnseenStep, first_errors, unseen_distances, unseen_memory_distances, unseen_steps
+from tests.evidence.unseen_steps import (
+    UnseenStep,
+    first_errors,
+    unseen_distances,
+    unseen_memory_distances,
+    unseen_steps,
+)
 from tests.evidence.validate_steps import strategy_kind, validate_memory, validate_steps
 
 ROOT = Path(__file__).resolve().parents[1]
