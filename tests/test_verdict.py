@@ -122,7 +122,7 @@ def test_the_verdict_of_a_pipeline_says_what_would_give_back_what_it_loses():
     explained = explain(result.timeline, result.facts(), bounded=False)
     helps = [LossRemedy("imbalance", "a layout", 0.30), LossRemedy("schedule", "a schedule", 0.097)]
     text = weighed_again(explained, result.facts(), {}, helps).verdict
-    assert text.endswith("whose head costs 5.2 layers; a layout would save 30.0% of the time per sample.")
+    assert text.endswith("whose head costs 5.4 layers; a layout would save 30.0% of the time per sample.")
     hardly = [LossRemedy("imbalance", "a layout", 0.01), LossRemedy("schedule", "a schedule", 0.097)]
     text = weighed_again(explained, result.facts(), {}, hardly).verdict
     assert "13.3% of the step is lost because the schedule has to fill and drain" in text
