@@ -265,16 +265,25 @@ MEGATRON = (
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("export NCCL_ALGO=Tree", "NCCL_ALGO=Tree is not played"),
-        ("export NCCL_P2P_DISABLE=1", "NCCL_P2P_DISABLE=1 is not played"),
+        ("export NCCL_IB_DISABLE=1", "NCCL_IB_DISABLE=1 is not played"),
+        ("export NCCL_IB_QPS_PER_CONNECTION=4", "NCCL_IB_QPS_PER_CONNECTION=4 is not played"),
+        ("export NCCL_P2P_LEVEL=phb", "NCCL ignores it"),
+        ("export NCCL_FOO=1", "NCCL_FOO=1 is not known, and not played"),
         ("export NCCL_IB_DISABLE=0", ""),
-        ("NCCL_NVLS_ENABLE=0", "NCCL_NVLS_ENABLE=0 is not played"),
         ("export NCCL_DEBUG=INFO", ""),
     ],
 )
 def test_variables_of_nccl_that_change_time_are_told(line, named):
     notes = " ".join(read(f"{line}\n{MEGATRON.format(ranks=8, batch=8)}").notes)
     assert (named in notes) if named else "is not played" not in notes
+
+
+@pytest.mark.parametrize("setting", ["NCCL_ALGO=Tree", "NCCL_P2P_DISABLE=1", "NCCL_P2P_LEVEL=4", "NCCL_NVLS_ENABLE=0"])
+def test_variables_of_nccl_that_are_played_become_fields(setting):
+    made = read(f"export {setting} NCCL_NVLS_ENABLE=2 {setting}\n{MEGATRON.format(ranks=8, batch=8)}")
+    name, _, value = setting.partition("=")
+    assert made.scenario.file.run.nccl_environment == {name: value}
+    assert "not played" not in " ".join(made.notes)
 
 
 def test_variables_of_a_pod_are_told():
@@ -356,7 +365,7 @@ def test_trls_script_has_its_defaults_wherever_it_lies(script):
     assert (had["model.seq_len"], had["model.activation_checkpointing"], had["model.dtype"]) == (1024, "full", "bf16")
 
 
-def test_variables_that_a_program_sets_are_told():
+def test_variables_that_a_program_sets_are_played():
     program = """
 import os
 from nemo.collections import llm
@@ -364,9 +373,8 @@ os.environ["NCCL_P2P_DISABLE"] = "1"
 env_vars = {"NCCL_NVLS_ENABLE": "0", "NCCL_DEBUG": "INFO"}
 recipe = llm.llama3_8b.pretrain_recipe(num_nodes=1, num_gpus_per_node=8)
 """
-    notes = " ".join(read(program, "own.py").notes)
-    assert "NCCL_NVLS_ENABLE=0 is not played" in notes
-    assert "NCCL_P2P_DISABLE=1 is not played" in notes
+    environment = read(program, "own.py").scenario.file.run.nccl_environment
+    assert environment == {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1"}
 
 
 # ---- bash: flags behind conditions, braces, and counts --------------------------------------------------------------

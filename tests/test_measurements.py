@@ -11,7 +11,8 @@ import pytest
 from conftest import ROOT
 
 from clustersim.calibrate.score import read_table
-from clustersim.calibrate.validate_nccl import launch_of, pin
+from clustersim.calibrate.validate_nccl import launch_of
+from clustersim.collectives.nccl.settings import environment_of, settings_of
 from clustersim.core.errors import TraceError
 
 TABLES = sorted((Path(__file__).parent / "data" / "measurements").glob("*.csv.gz"))
@@ -69,7 +70,8 @@ def test_rows_are_played_as_their_scripts_started_them():
     ways = {row["source"].split("/")[3]: row for row in rows if row["nodes"] == "1" and "://" in row["source"]}
     rings = ways["Panlichen"]
     assert launch_of(rings) == "threads"
-    assert [pin(rings["env"], name) for name in ("NCCL_ALGO", "NCCL_PROTO")] == ["Ring", "Simple"]
+    settings = settings_of(environment_of(rings["env"]))
+    assert (settings.algorithm, settings.protocol) == ("Ring", "Simple")
     assert {launch_of(ways[who]) for who in ("odissei-benchmarks", "wohlbier", "monsieurconan")} == {"single_process"}
 
 

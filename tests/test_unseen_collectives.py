@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clustersim.collectives.nccl.view import through_cpu
+from clustersim.collectives.nccl.view import PXB, SYS, peer_level
 from tests.evidence.unseen_collectives import unseen_collectives, unseen_rows
 
 RACKS = {"CoreWeave GB200", "Oracle GB200", "Oracle GB300"}
@@ -89,7 +89,7 @@ def test_nccl_reads_through_a_cpu_by_its_vendor_and_its_own_version(
     vendor: str, gpus: int, version: tuple[int, int], amd: bool, lets: bool
 ) -> None:
     """As NCCL's paths.cc has had it, and as RCCL took the change of 2.23 back."""
-    assert through_cpu(vendor, gpus, version, amd) is lets
+    assert peer_level(vendor, gpus, version, amd) == (SYS if lets else PXB)
 
 
 def test_efa_through_host_memory_takes_what_two_publishers_measured() -> None:

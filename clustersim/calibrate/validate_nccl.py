@@ -30,6 +30,7 @@ from clustersim.cluster.routes import router
 from clustersim.collectives import backends
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
+from clustersim.collectives.nccl.settings import NcclSettings, environment_of, settings_of
 from clustersim.collectives.nccl_backend import choice
 from clustersim.collectives.started import usual_launch, usual_version
 from clustersim.core.errors import ProgramError, nearest
@@ -93,16 +94,6 @@ def nccl_version(text: str) -> tuple[int, int] | None:
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
-def pin(env: str, variable: str) -> str | None:
-    """What a setting of the environment pins, as it is written there; None where it does not.
-
-    >>> pin("NCCL_ALGO=Ring,Tree NCCL_PROTO=^LL128", "NCCL_ALGO"), pin('NCCL_ALGO="allreduce:tree;ring"', "NCCL_ALGO")
-    ('Ring,Tree', 'allreduce:tree;ring')
-    """
-    match = re.search(rf"\b{variable}=(\"[^\"]*\"|'[^']*'|\S*)", env)
-    return re.sub(r"[,;]+(NCCL_.*)?$", "", match.group(1).strip("\"'")) or None if match else None
-
-
 def launch_of(row: dict[str, str]) -> str:
     """How a row's run was started, as its notes and settings say; empty where they do not."""
     return told_launch(row.get("notes", ""), row.get("env", ""))
@@ -125,8 +116,10 @@ def _machines(topology: str, nodes: int, ranks: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _group(topology: str, nodes: int, ranks: int, launch: str, version: tuple[int, int] | None) -> Group:
-    machine = fitting.load(topology, nodes=_machines(topology, nodes, ranks))
+def _group(
+    topology: str, nodes: int, ranks: int, launch: str, version: tuple[int, int] | None, settings: NcclSettings
+) -> Group:
+    machine = settings.on(fitting.load(topology, nodes=_machines(topology, nodes, ranks)))
     nodes = machine.n_nodes
     counts = [ranks // nodes + (node < ranks % nodes) for node in range(nodes)]
     gpus = np.concatenate([machine.node_gpus(node)[:count] for node, count in enumerate(counts)])
@@ -141,20 +134,21 @@ def measured(row: dict[str, str]) -> tuple[float, Request, Group]:
     kind = KINDS.get(row["collective"])
     if kind is None:
         raise ValueError(f"collective {row['collective']!r} is not known; {nearest(row['collective'], KINDS)}")
+    settings = settings_of(environment_of(row.get("env", "")))
     group = _group(
         row["topology"],
         int(number(row, "nodes")),
         int(number(row, "ranks")),
         launch_of(row),
         nccl_version(row.get("nccl_version", "")),
+        settings,
     )
-    env = row.get("env", "")
     request = Request(
         kind,
         number(row, "size_bytes"),
         dtype=DTYPES.get(row.get("dtype", ""), "fp32"),
-        algorithm=pin(env, "NCCL_ALGO"),
-        protocol=pin(env, "NCCL_PROTO"),
+        algorithm=settings.algorithm,
+        protocol=settings.protocol,
     )
     return seconds, _as_it_ran(request, group), group
 

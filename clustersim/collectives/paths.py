@@ -17,13 +17,14 @@ from clustersim.collectives.islands import kinds_of_members, member_islands
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.nccl.derive import system_of
 from clustersim.collectives.nccl.search import search
-from clustersim.collectives.nccl.view import System
+from clustersim.collectives.nccl.view import LOC, System
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.staged import searched_rails
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.costs import CommunicationCosts, generation
 from clustersim.core.memo import kept_with_topology
+from clustersim.core.topology import PATH_CLASSES
 from clustersim.core.transports import transport
 
 EDGE_CLASSES = ("nvlink", "pcie", "shm", "net", "to_nic")
@@ -141,11 +142,13 @@ def _edge_classes(traffic: Traffic, group: Group) -> Ints:
     key = (label[src[pairs]] * 4096 + local[src[pairs]]) * 4096 + local[dst[pairs]]
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     routes = router(group.topology, traffic.relay)
-    far = "pcie" if all(view.p2p and view.through_cpu for view in placement(group).system.views) else "shm"
-    answer = [
-        EDGE_CLASSES.index(_CLASS_OF_PATH.get(routes.path_class(int(group.gpus[src[e]]), int(group.gpus[dst[e]])), far))
-        for e in pairs[first]
-    ]
+    views = placement(group).system.views
+    level = min(view.p2p_level for view in views) if all(view.p2p for view in views) else LOC
+    answer = []
+    for e in pairs[first]:
+        path = routes.path_class(int(group.gpus[src[e]]), int(group.gpus[dst[e]]))
+        far = "pcie" if PATH_CLASSES.index(path) <= level else "shm"
+        answer.append(EDGE_CLASSES.index(_CLASS_OF_PATH.get(path, far)))
     classes[pairs] = np.array(answer, dtype=np.int64)[inverse]
     return classes
 

@@ -59,6 +59,8 @@ class NodeType:
     net : str, the transport NCCL would use outside, a row of :data:`clustersim.core.transports.TRANSPORTS`, or
     ``"none"``. nvls : bool, NVLink SHARP: the switches can reduce and multicast (Hopper and later, behind NVSwitch).
     p2p : bool, GPUs may read each other's memory over PCIe; not where the file is silent and the GPU cannot.
+    p2p_level : str, the furthest of :data:`PATH_CLASSES` over which NCCL is told to let them (NCCL_P2P_LEVEL); empty
+        where it goes by its own rule.
     pcie_gen : int, of the GPUs' slots.
     net_share : float, share of its NICs' line rate that collectives were measured to reach on this machine; 0 takes
         the transport's usual share.
@@ -77,6 +79,7 @@ class NodeType:
     net: str = "ib"
     nvls: bool = False
     p2p: bool = True
+    p2p_level: str = ""
     pcie_gen: int = 4
     net_share: float = 0.0
     cores: int = 0

@@ -12,6 +12,7 @@ from clustersim.app.cli.common import BACKEND, json_option, print_json, working
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.limits import MOST_VALUES, counted
 from clustersim.core.program import DTYPE_BYTES, REDUCING, ROOTED, SPLIT, Collective, one_collective
+from clustersim.core.texts import short
 from clustersim.core.units import parse_message_size, parse_nccl_version
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class CollectiveOptions(msgspec.Struct):
     launch: Literal["process_per_gpu", "single_process", "threads"]
     nccl_version: tuple[int, int]
     why: bool
+    environment: tuple[str, ...] = ()
     started: str = ""
+    untold: tuple[str, ...] = ()
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
@@ -110,6 +113,9 @@ class CollectiveRow(msgspec.Struct, frozen=True):
 @click.option("-r", "--root", type=click.IntRange(min=0), default=0, help="The rank that sends to all, or gets all.")
 @click.option("--algorithm", help="Force one, as NCCL_ALGO or coll_tuned_*_algorithm do.")
 @click.option("--protocol", help="Force one, as NCCL_PROTO does: LL, LL128 or Simple; of mpi: vader, tcp or ucx.")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable of NCCL, such as NCCL_P2P_LEVEL=SYS."
+)
 @click.option("--channels", type=click.IntRange(min=1), help="Force a number, as NCCL_MIN_ and NCCL_MAX_NCHANNELS do.")
 @click.option(
     "--backend",
@@ -153,9 +159,11 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
     nbytes = [0] if name == "barrier" else list(sizes(settings))
-    machine = fitting.load(topology, nodes=nodes)
+    machine = _as_set(fitting.load(topology, nodes=nodes), settings)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
     settings.backend = settings.backend or usual_backend(machine, mesh.gpus)
+    if settings.environment and settings.backend != "nccl":
+        raise ClusterSimError(f"--env is of NCCL's variables; the backend here is {settings.backend!r}")
     if settings.why and settings.backend != "nccl":
         raise ClusterSimError(f"--why is about what NCCL chooses; the backend here is {settings.backend!r}")
     if settings.backend == "nccl":
@@ -171,6 +179,30 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
         print_json({"topology": machine.name, "nodes": nodes, "ranks": mesh.world_size, "rows": plain})
     else:
         _print(rows, machine, nodes, mesh.world_size)
+
+
+def _as_set(machine: Topology, settings: CollectiveOptions) -> Topology:
+    """The machine as NCCL's variables have it used, whose pins go into the settings. Raises :class:`ClusterSimError`
+    for what is no variable, and for one beside the option that says the same."""
+    from clustersim.collectives.nccl.settings import checked
+
+    variables: dict[str, str] = {}
+    for word in settings.environment:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ClusterSimError(f"--env {short(word)}: write NAME=VALUE, such as NCCL_P2P_LEVEL=SYS")
+        variables[name] = value
+    asked = checked(variables)
+    for option, own, other in (
+        ("--algorithm", settings.algorithm, asked.algorithm),
+        ("--protocol", settings.protocol, asked.protocol),
+    ):
+        if own is not None and other is not None:
+            raise ClusterSimError(f"{option} {own} and --env say the same; leave one out")
+    settings.algorithm = settings.algorithm or asked.algorithm
+    settings.protocol = settings.protocol or asked.protocol
+    settings.untold = asked.notes
+    return asked.on(machine)
 
 
 def sizes(settings: CollectiveOptions) -> Iterator[int]:
@@ -241,6 +273,7 @@ def _notes(request: Request, group: Group, settings: CollectiveOptions, algorith
 
     yield from (f"assumed: {text}" for text in group.topology.assumed)
     if settings.backend == "nccl" and request.nbytes:
+        yield from settings.untold
         if settings.started:
             yield settings.started
         if settings.algorithm is not None and algorithm not in KINDS.get(request.kind, (algorithm,)):

@@ -19,7 +19,6 @@ from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
 from clustersim.calibrate.fit.structures import (
     AS_DESCRIBED,
     SMALL,
-    WITHOUT_NVLS,
     Explained,
     Structure,
     explained,
@@ -28,11 +27,12 @@ from clustersim.calibrate.fit.structures import (
 )
 from clustersim.calibrate.fit.undecided import undecided
 from clustersim.calibrate.fit.untold import contradictions, nodes_of, taken_for_granted
-from clustersim.calibrate.validate_nccl import nccl_version, pin
+from clustersim.calibrate.validate_nccl import nccl_version
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.fitted.trusted import beyond_reason
+from clustersim.collectives.nccl.settings import NcclSettings, environment_of, settings_of
 from clustersim.collectives.nccl_backend import NcclChoice, choice
 from clustersim.collectives.started import usual_launch, usual_version
 from clustersim.core.arrays import Floats
@@ -314,9 +314,9 @@ class _LogGroups:
         self.gpus_per_node = len(self.machine.node_gpus(0))
         self.of = cache(self._of)
 
-    def _of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int], nvls: bool = True) -> Group:
-        """``nvls`` : False where the log says that NVLink SHARP is off. Raises :class:`TraceError` for ranks that do
-        not fit."""
+    def _of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int], settings: NcclSettings) -> Group:
+        """``settings`` : what the log says of NCCL's variables. Raises :class:`TraceError` for ranks that do not
+        fit."""
         if ranks % nodes or ranks // nodes > self.gpus_per_node:
             raise TraceError(f"{ranks} ranks on {nodes} node(s) of {self.gpus_per_node} GPUs")
         if self.as_shipped:
@@ -324,7 +324,7 @@ class _LogGroups:
         else:
             machine = fitting.load(self.topology, nodes=nodes)
         machine = machine if self.structure is None else self.structure.of(machine)
-        machine = machine if nvls else WITHOUT_NVLS.of(machine)
+        machine = settings.on(machine)
         return Group(machine, fabrics.mesh(machine, nodes, ranks // nodes).gpus, launch, version)
 
 
@@ -341,13 +341,14 @@ def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> Measured
     count = nodes_of(sample, groups.machine, nodes)
     version = nccl_version(sample.version) or usual_version(groups.machine)
     launch = sample.launch or usual_launch(groups.machine, count)
-    group = groups.of(sample.ranks, count, launch, version, pin(sample.env, "NCCL_NVLS_ENABLE") != "0")
+    settings = settings_of(environment_of(sample.env))
+    group = groups.of(sample.ranks, count, launch, version, settings)
     request = Request(
         sample.kind,
         sample.nbytes,
         dtype=sample.dtype,
-        algorithm=pin(sample.env, "NCCL_ALGO") or groups.pins.algorithms or None,
-        protocol=pin(sample.env, "NCCL_PROTO") or groups.pins.protocols or None,
+        algorithm=settings.algorithm or groups.pins.algorithms or None,
+        protocol=settings.protocol or groups.pins.protocols or None,
     )
     chosen = choice(request, group)
     reason = beyond_reason(chosen, sample.seconds)

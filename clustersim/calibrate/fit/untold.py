@@ -9,13 +9,13 @@ import numpy as np
 
 from clustersim.calibrate.fit.nccl import MeasuredCollective
 from clustersim.calibrate.fit.structures import SMALL
-from clustersim.calibrate.validate_nccl import nccl_version, pin
+from clustersim.calibrate.validate_nccl import nccl_version
+from clustersim.collectives.nccl.settings import environment_of, settings_of
 from clustersim.collectives.started import usual_launch, usual_version
 from clustersim.core.device_names import may_be
 from clustersim.core.errors import several
 from clustersim.core.ranges import far_of_log, size_class
 from clustersim.core.topology import Topology
-from clustersim.files.traces.nccl_tests_run import NCCL_SETTING, PLAYED_SETTINGS
 from clustersim.files.traces.samples import Sample, Samples
 
 FEWEST_SIZES = 3
@@ -76,15 +76,16 @@ def _of_gpus(rows: Sequence[Sample], machine: Topology) -> Iterator[str]:
 
 def _of_settings(rows: Sequence[Sample], machine: Topology) -> Iterator[str]:
     """What of a log's settings is not as the machine's file has it, and which of them are not played."""
-    settings = {name: value for row in rows for name, value in NCCL_SETTING.findall(row.env)}
-    without = sum(pin(row.env, "NCCL_NVLS_ENABLE") == "0" for row in rows)
+    environments = [environment_of(row.env) for row in rows]
+    settings = settings_of({name: value for variables in environments for name, value in variables.items()})
+    without = sum(not settings_of(variables).nvls for variables in environments)
     if without and machine.node_types[0].nvls:
         which = "" if without == len(rows) else f" in {without} of its {len(rows)} rows"
         always = "(a machine that never has it says nvls = false in [node])"
         yield f"the log says that NVLink SHARP (NVLS) is off{which}: played so {always}"
-    unplayed = [f"{name}={value}" for name, value in settings.items() if name not in PLAYED_SETTINGS]
-    if unplayed:
-        yield f"set in the log and not played: {', '.join(unplayed)}; what is expected is without"
+    if settings.p2p_level:
+        yield f"the log says that GPUs read each other over paths up to {settings.p2p_level} alone: played so"
+    yield from (f"the log: {note}" for note in settings.notes)
 
 
 def contradictions(rows: Sequence[MeasuredCollective]) -> Iterator[str]:

@@ -26,6 +26,8 @@ Net: TypeAlias = Literal[
     "ib", "ib_host", "roce", "opa", "slingshot", "efa", "efa_sendrecv", "efa_host", "tcpx", "tcpxo", "tcp", "none"
 ]
 """The rows of :data:`clustersim.core.transports.TRANSPORTS`, and nothing between nodes."""
+P2pLevel: TypeAlias = Literal["LOC", "NVL", "PIX", "PXB", "PHB", "SYS"]
+"""What NCCL's user guide has NCCL_P2P_LEVEL be."""
 
 
 class VerticesSpec(_StrictTopology, frozen=True):
@@ -75,7 +77,8 @@ class NodeSpec(_StrictTopology, frozen=True):
     device : the GPU, by a name of ``clustersim list devices``. cpu_vendor, cpu_model : as NCCL's cost model tells CPUs
         apart. net : what the NICs speak. net_share : share of a NIC's line rate that transfers reach.
     nvls : the NVSwitches reduce (NVLink SHARP). p2p : GPUs reach each other over PCIe; by default as their
-        drivers let them (not of GeForce since Turing). pcie_gen : of the GPUs.
+        drivers let them (not of GeForce since Turing). p2p_level : as NCCL_P2P_LEVEL has it, the furthest path over
+        which NCCL has them; absent: by its own rule. pcie_gen : of the GPUs.
     cores : of a node whose ranks are CPU processes. host_memory : of its CPUs together, such as ``"2 TiB"``, which
         offloaded states and activations must fit into; whether they do stays unknown without it.
     sources : where a trait is from. remove : vertices of the base that are not here; globs. vertices, links : its
@@ -88,6 +91,7 @@ class NodeSpec(_StrictTopology, frozen=True):
     net: Net | None = None
     nvls: bool | None = None
     p2p: bool | None = None
+    p2p_level: P2pLevel | None = None
     pcie_gen: int | None = None
     net_share: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     cores: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -98,7 +102,7 @@ class NodeSpec(_StrictTopology, frozen=True):
     links: list[LinksSpec] = []
 
 
-TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_share", "cores", "host_memory")
+TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "p2p_level", "pcie_gen", "net_share", "cores", "host_memory")
 """Fields of ``[node]`` that are :class:`clustersim.core.topology.NodeType`'s of the same name, beside ``device``."""
 
 

@@ -33,10 +33,12 @@ class Wires(NamedTuple):
 
 
 class IslandReach(NamedTuple):
-    """``p2p`` : GPUs may read each other over PCIe. ``relay`` : a GPU may forward for two others over NVLink (NCCL's
-    NVB). ``staged`` : NICs neither read nor write GPU memory (no GPUDirect), so that the host's lies between."""
+    """``p2p`` : GPUs may read each other over PCIe; ``level`` : rank of the furthest path class over which they are let
+    (NCCL_P2P_LEVEL). ``relay`` : a GPU may forward for two others over NVLink (NCCL's NVB). ``staged`` : NICs neither
+    read nor write GPU memory (no GPUDirect), so that the host's lies between."""
 
     p2p: bool
+    level: int
     relay: bool
     staged: bool
 
@@ -85,17 +87,22 @@ class Template:
         if a == b:
             return ((1.0, ()),)
         if self.kinds[a] == self.kinds[b] == GPU:
-            direct = self._nvlink(a, b, (NVSWITCH,))
-            if not direct and self.reach.relay:
-                direct = self._nvlink(a, b, (NVSWITCH, GPU), most=2)
+            direct = self._peer_nvlink(a, b)
             if direct:
                 return direct
-            if not self.reach.p2p:
+            if not self.reach.p2p or class_rank(self._class_of(a, b, self._shortest(a, b))) > self.reach.level:
                 return self._through_host(a, b)
         if self.reach.staged and {self.kinds[a], self.kinds[b]} == {GPU, NIC}:
             return self._through_host(a, b)
         path = self._shortest(a, b)
         return () if path is None else ((1.0, path),)
+
+    def _peer_nvlink(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
+        """The NVLink paths that two GPUs may use, by a third where need be."""
+        direct = self._nvlink(a, b, (NVSWITCH,)) if self.reach.level >= class_rank("NVL") else ()
+        if not direct and self.reach.relay and self.reach.level >= class_rank("NVB"):
+            direct = self._nvlink(a, b, (NVSWITCH, GPU), most=2)
+        return direct
 
     def _nvlink(self, a: int, b: int, through: tuple[str, ...], most: int = 99) -> tuple[tuple[float, Path], ...]:
         """All shortest NVLink paths; hardware interleaves addresses over links, so shares go by bandwidth."""
@@ -154,6 +161,9 @@ class Template:
             path = self._shortest(a, b)
         else:
             path = next((links for _, links in self.paths(a, b)), None)
+        return self._class_of(a, b, path)
+
+    def _class_of(self, a: int, b: int, path: Path | None) -> str:
         if path is None:
             return "DIS"
         inner = [self.kinds[self.head[e]] for e in path[:-1]]
@@ -256,7 +266,8 @@ def _templates(
     templates: list[Template] = []
     for i, its_first in enumerate(first.tolist()):
         own = None if its_first == _NOWHERE else topology.node_types[its_first]
-        reach = IslandReach(own is None or own.p2p, relay, own is not None and not transport(own.net).direct)
+        level = class_rank(own.p2p_level) if own is not None and own.p2p_level else class_rank("SYS")
+        reach = IslandReach(own is None or own.p2p, level, relay, own is not None and not transport(own.net).direct)
         key = (reach, *(table_bytes[offsets[i] : offsets[i + 1]] for table_bytes, offsets in stretches))
         if key not in template_of:
             template_of[key] = len(templates)

@@ -6,7 +6,7 @@ import numpy as np
 
 from clustersim.cluster.routes import Router, router
 from clustersim.collectives.base import Group
-from clustersim.collectives.nccl.view import Nic, NodeView, PcieSlot, System, nvlink_line_rate, through_cpu
+from clustersim.collectives.nccl.view import Nic, NodeView, PcieSlot, System, nvlink_line_rate, peer_level
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import TopologyError
 from clustersim.core.memo import kept_with_first, kept_with_topology
@@ -148,7 +148,7 @@ class _TopologyReader:
             cpu_vendor=self.type.cpu_vendor,
             cpu_model=self.type.cpu_model or _oldest_model(self.type.cpu_vendor, gpus),
             p2p=self.type.p2p,
-            through_cpu=through_cpu(self.type.cpu_vendor, len(gpus), self.version, self.type.gpu.amd),
+            p2p_level=peer_level(self.type.cpu_vendor, len(gpus), self.version, self.type.gpu.amd, self.type.p2p_level),
             nvls=self.type.nvls and self.version >= (2, 17),
             c2c=self._coherent() if self.version >= COHERENT_SINCE else 0.0,
             link_rate=rate,

@@ -56,7 +56,8 @@ class NodeView:
     nvswitch_links : NVLinks from each GPU to NVSwitches, 0 without.
     socket_host : machine each socket is in; sockets of one machine are joined.
     cpu_vendor, cpu_model : as in :class:`clustersim.core.topology.NodeType`.
-    p2p : GPUs may read each other over PCIe. through_cpu : and NCCL lets them through a CPU (:func:`through_cpu`).
+    p2p : GPUs may read each other over PCIe. p2p_level : the furthest path over which NCCL has them do it
+        (:func:`peer_level`).
     nvls : the switches reduce and multicast.
     c2c : [GB/s] of a coherent link between each GPU and its socket, 0 without.
     link_rate : [GB/s] per GPU link if it is not NVLink; 0 goes by ``sm``.
@@ -73,7 +74,7 @@ class NodeView:
     cpu_vendor: str = "intel"
     cpu_model: str = ""
     p2p: bool = True
-    through_cpu: bool = False
+    p2p_level: int = PXB
     nvls: bool = False
     c2c: float = 0.0
     link_rate: float = 0.0
@@ -84,13 +85,16 @@ class NodeView:
         return len(set(self.socket_host))
 
 
-def through_cpu(vendor: str, n_gpus: int, version: tuple[int, int], amd: bool) -> bool:
-    """Whether NCCL has GPUs read each other through a CPU's root complex, and not by way of its memory.
+def peer_level(vendor: str, n_gpus: int, version: tuple[int, int], amd: bool, asked: str = "") -> int:
+    """The furthest path over which NCCL has GPUs read each other, and not by way of the host's memory.
 
-    Never through Intel's or Arm's. Through AMD's always before 2.23, since then between two GPUs alone
-    (nccl src/graph/paths.cc, ncclTopoCheckP2p; NVIDIA/nccl pull request 1331); RCCL does still (ROCm/rccl 1670).
+    ``asked`` is what NCCL_P2P_LEVEL says, which goes before all else. Without it never through a CPU of Intel or Arm;
+    through AMD's always before 2.23, since then between two GPUs alone (nccl src/graph/paths.cc, ncclTopoCheckP2p;
+    NVIDIA/nccl pull request 1331); RCCL does still (ROCm/rccl 1670).
     """
-    return vendor == "amd" and (amd or n_gpus <= 2 or version < (2, 23))
+    if asked:
+        return PATH_CLASSES.index(asked)
+    return SYS if vendor == "amd" and (amd or n_gpus <= 2 or version < (2, 23)) else PXB
 
 
 def nvlink_bandwidth(sm: int) -> float:

@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from clustersim.collectives.nccl.links import LOCAL_BANDWIDTH, Vertex, links_of, socket_of
-from clustersim.collectives.nccl.view import C2C, DIS, LOC, NET, NVB, NVL, P2C, PHB, PIX, PXB, PXN, SYS, NodeView
+from clustersim.collectives.nccl.view import C2C, DIS, LOC, NET, NVB, NVL, P2C, PHB, PIX, PXB, PXN, NodeView
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -130,8 +130,7 @@ class Wiring:
 
     def _peer(self, a: Vertex, b: Vertex) -> bool:
         kind = self.between(a, b).kind
-        far = SYS if self.view.through_cpu else PXB
-        return kind <= far and (self.view.p2p or kind <= NVB)
+        return kind <= self.view.p2p_level and (self.view.p2p or kind <= NVB)
 
     def _local_cpu(self, gpu: Vertex) -> Vertex:
         return ("cpu", self.socket_of(gpu[1]))

@@ -7,23 +7,33 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
+from clustersim.collectives.nccl.settings import settings_of
 from clustersim.core.texts import data_table, short
 from clustersim.files.launch.shell_directives import ScriptVariables
 
 CHANGES: dict[str, tuple[str, list[str]]] = {
     name: (row["what"], usual) for row in data_table("launch_words")["played"] for name, usual in row["usual"].items()
 }
-"""Variables that change what a step takes and that no field says: what is played, and the values that ask for it
-(NCCL's user guide, "Environment Variables"; CUDA's programming guide)."""
+"""Variables of CUDA that change what a step takes and that no field says: what is played, and the values that ask for
+that (CUDA's programming guide)."""
+
+
+def of_nccl(variables: ScriptVariables) -> dict[str, str]:
+    """NCCL's variables whose values are known, in order."""
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if name.startswith(("NCCL_", "RCCL_")) and isinstance(value, str) and "$" not in value
+    }
 
 
 def unplayed(variables: ScriptVariables) -> list[str]:
     """A line for each variable that changes time and is not played.
 
     >>> unplayed({"NCCL_IB_DISABLE": "0", "NCCL_SHM_DISABLE": "1", "TP": "4"})  # doctest: +ELLIPSIS
-    ['NCCL_SHM_DISABLE=1 is not played: GPUs of a node send as the topology joins them...']
+    ['NCCL_SHM_DISABLE=1 is not played: GPUs of a node that do not read each other meet in host memory...']
     """
-    lines = []
+    lines = list(settings_of(of_nccl(variables)).notes)
     for name in sorted(CHANGES.keys() & variables.keys()):
         why, usual = CHANGES[name]
         value = variables[name]
@@ -32,7 +42,7 @@ def unplayed(variables: ScriptVariables) -> list[str]:
     return lines
 
 
-_AMONG = re.compile(r"(?:^|[,=])(NCCL_\w+|CUDA_\w+)=([^,]*)")
+_AMONG = re.compile(r"(?:^|[,=])([NR]CCL_\w+|CUDA_\w+)=([^,]*)")
 
 
 def among(words: list[str]) -> dict[str, str]:

@@ -73,8 +73,8 @@ class Document:
     written : configurations that a script writes itself. given : names of scripts beside it that it read or ran.
     alone : the launcher, where it starts ranks on its own node alone, unless somebody says more.
     text : of a program, whose options are not read yet, and of a YAML, whose comments may say how it is launched.
-    environment : variables that a script hands to what it starts. launch : its command taken apart; None of a file that
-    is no script.
+    environment : variables that a script hands to what it starts. nccl : those of NCCL that it sets. launch : its
+    command taken apart; None of a file that is no script.
     """
 
     name: str
@@ -89,6 +89,7 @@ class Document:
     text: str = ""
     alone: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    nccl: dict[str, str] = field(default_factory=dict)
     launch: Launch | None = None
 
     @property
@@ -183,7 +184,9 @@ def _of_program(text: str, name: str) -> Document:
     if (tree := _tree(text)) is not None:
         for reader in (_of_lightning, _of_nanogpt, _of_nemo):
             if (configuration := reader(tree, name)) is not None:
-                configuration.notes += [f"{name}: {note}" for note in environment.unplayed(environment.set_by(tree))]
+                set_there = environment.set_by(tree)
+                configuration.notes += [f"{name}: {note}" for note in environment.unplayed(set_there)]
+                configuration.nccl = environment.of_nccl(set_there)
                 return configuration
         assigned = (target for line in tree.body if isinstance(line, ast.Assign) for target in line.targets)
         other = unread.of_file("", {target.id: "" for target in assigned if isinstance(target, ast.Name)})
@@ -317,6 +320,7 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     set_for_all = {**script.variables, **environment.among(script.command)}
     parsed.notes += [f"{name}: {note}" for note in [*launch.notes, *environment.unplayed(set_for_all)]]
     parsed.environment = environment.handed_on(text, script.variables)
+    parsed.nccl = environment.of_nccl(set_for_all)
     parsed.launch = launch
     for field_name, (option, value) in launch.machine.items():
         parsed.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))

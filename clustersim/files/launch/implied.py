@@ -12,6 +12,7 @@ from clustersim.files.launch import (
     host_work,
     litgpt,
     megatron_adapters,
+    nccl_words,
     seeing,
     shapes,
     torchtune,
@@ -55,6 +56,7 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
     if table.name == "nemo":
         refuse_overridden(parts.files)
     notes += host_work.taken(parts.files, fields, used)
+    nccl_words.taken(parts.files, fields)
     left = others(table, options, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)

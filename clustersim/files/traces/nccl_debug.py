@@ -17,6 +17,7 @@ import numpy as np
 
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS
+from clustersim.collectives.nccl.settings import settings_of
 from clustersim.core.errors import TraceError, few, several
 from clustersim.core.program import COLLECTIVES
 from clustersim.core.texts import short
@@ -137,6 +138,7 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
     gpus = np.concatenate([topology.node_gpus(node)[: ranks // nodes] for node in range(nodes)])
     version = [int(part) for part in (log.versions or ["2.28"])[-1].split(".")[:2]]
     group = Group(topology, gpus, nccl_version=(version[0], version[1]))
+    as_set = Group(settings_of(log.set).on(topology), gpus, nccl_version=group.nccl_version)
     rows: list[LoggedChoice] = []
     lines = list(log.lines)
     if not log.nodes:
@@ -145,7 +147,7 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
     for row in log.choices:
         if row.kind not in COLLECTIVES or not row.nbytes:
             continue
-        plan = backends.plan(Request(row.kind, float(row.nbytes)), group)
+        plan = backends.plan(Request(row.kind, float(row.nbytes)), as_set)
         same = (row.algorithm, row.protocol) == (plan.algorithm, plan.protocol)
         alike += same
         ours = SimulatedChoice(plan.algorithm, plan.protocol, plan.n_channels)

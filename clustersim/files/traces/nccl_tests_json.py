@@ -6,12 +6,13 @@ from pathlib import Path
 
 import msgspec
 
+from clustersim.collectives.nccl.settings import environment_of
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.nccl_tests_guess import guessed
-from clustersim.files.traces.nccl_tests_run import NCCL_SETTING, OF_CPU, PROGRAM, NcclTestsRun, number_of, version_text
+from clustersim.files.traces.nccl_tests_run import OF_CPU, PROGRAM, NcclTestsRun, number_of, version_text
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of
 
 
@@ -41,7 +42,7 @@ def _reported(report: Table) -> NcclTestsRun:
     config = report["config"]
     run = NcclTestsRun(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
     run.version = version_text(int(report.get("nccl_version", 0)))
-    run.env = dict(NCCL_SETTING.findall("\n".join(map(str, report.get("env", [])))))
+    run.env = environment_of("\n".join(map(str, report.get("env", []))))
     for device in config.get("devices", []):
         rank = str(int(device.get("rank")))
         run.hosts[rank] = f"{device.get('hostname')}\t{device.get('device_info', '')}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from clustersim.collectives.nccl.settings import environment_of
 from clustersim.core.errors import TraceError
 from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
@@ -22,7 +23,6 @@ from clustersim.files.traces.nccl_tests_guess import BARE, Cells, columns_of, gu
 from clustersim.files.traces.nccl_tests_run import (
     LOGGED_CHANNELS,
     LOGGED_SETTING,
-    NCCL_SETTING,
     OF_CPU,
     PROGRAM,
     NcclTestsRun,
@@ -211,7 +211,7 @@ def _learn(run: NcclTestsRun, line: str, sieve: SampleSieve) -> None:
         run.groups[rank] = group or "0"
         return
     library_line = re.search(r"NCCL (?:INFO|WARN)", line) is not None
-    told = {} if library_line else dict(NCCL_SETTING.findall(line))
+    told = {} if library_line else environment_of(line)
     if library_line:
         _learn_of_library(run, line)
     if match := PROGRAM.search(line):

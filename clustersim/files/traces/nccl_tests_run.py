@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-NCCL_SETTING = re.compile(
-    r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE))=([^\s\"']+)"
-)
-"""A variable that changes what is picked, and its value."""
+from clustersim.collectives.nccl.settings import that_matter
+
 LOGGED_SETTING = re.compile(r"\b((?:R|N)CCL_\w+) set (?:by environment )?to (\S+?)\.?(?=\s|$)")
 """A variable that the library found set, in its own line (NCCL's src/misc/param.cc, src/graph/tuning.cc)."""
 LOGGED_CHANNELS = re.compile(
     r"(?<!\d)(\d+) coll channels(?:, (\d+) collnet channels)?(?:, (\d+) nvls channels)?, (\d+) p2p channels"
 )
 """How many channels a communicator has of each kind, in the library's own line (NCCL's src/init.cc)."""
-PLAYED_SETTINGS = frozenset({"NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"})
-"""Of the variables that change what is picked, those with which a log's rows are played."""
 PROGRAM = re.compile(r"\b([a-z_]+)_(?:perf(?:_mpi)?|test)\b")
 """Programs, of NCCL 1 ``_test``."""
 OF_CPU = "a time of the CPU (-C), not of the collective"
@@ -58,9 +54,9 @@ class NcclTestsRun:
 
     @property
     def settings(self) -> str:
-        """NCCL's variables, NAME=VALUE, each once: those of the command before those that were set above it. Without
-        channels of NVLink SHARP, whatever took them away, the run was as with NCCL_NVLS_ENABLE=0."""
-        known = self.env | self.own
+        """NCCL's variables that change times, NAME=VALUE, each once: those of the command before those that were set
+        above it. Without channels of NVLink SHARP, whatever took them away, the run was as with NCCL_NVLS_ENABLE=0."""
+        known = that_matter(self.env | self.own)
         if self.no_nvls:
             known["NCCL_NVLS_ENABLE"] = "0"
         return " ".join(f"{name}={value}" for name, value in known.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -197,6 +197,10 @@ WHOLE_STEP = "full_iteration"
 GraphScope = Literal["full_iteration", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
 
 
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
+"""Kinds that NCCL chooses an algorithm for."""
+
+
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``[[run.pins]]``: what NCCL is known to choose; ``clustersim trace nccl.log --pins`` writes them.
 
@@ -206,7 +210,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         NCCL_PROTO. least, most : sizes of the full tensor, both included. ranks : of groups of so many; all if absent.
     """
 
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
+    kind: CollectiveKind
     algorithm: str
     protocol: str | None = None
     least: Bytes | None = None
@@ -247,7 +251,9 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
     cuda_graph : what is captured in CUDA graphs, whose modules the host does not call: ``["full_iteration"]``, or parts
         of a split model's layers, as Megatron's ``cuda_graph_scope`` names them.
-    nccl_version : ``"2.28"``, in quotes. pins : what NCCL is known to choose, by kind and size.
+    nccl_version : ``"2.28"``, in quotes. nccl_environment : NCCL's variables, ``{NCCL_P2P_LEVEL = "SYS"}``: what is
+        played of them is played, and what else changes times is told. pins : what NCCL is known to choose, by kind and
+        size, which goes before.
     """
 
     steps: Positive = 3
@@ -263,6 +269,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
     cuda_graph: tuple[GraphScope, ...] = ()
     nccl_version: str = "2.28"
+    nccl_environment: dict[str, str] = {}
     pins: tuple[Pin, ...] = ()
 
     def __post_init__(self) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 import numpy as np
 
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
+from clustersim.collectives.nccl.ratings import KINDS
+from clustersim.collectives.nccl.settings import NcclSettings
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
@@ -19,7 +22,7 @@ from clustersim.core.repeated import lasting, written
 from clustersim.core.topology import Topology
 from clustersim.core.variation import DrawnVariation, RankPlaces, Variation, drawn
 from clustersim.scenario import Scenario
-from clustersim.scenario.file.schema import Pin, Slow
+from clustersim.scenario.file.schema import CollectiveKind, Pin, Slow
 from clustersim.scenario.run.parts import DeviceKind
 
 PASSES = ("forward", "backward")
@@ -72,9 +75,32 @@ def pinned(program: Program, pins: Sequence[Pin]) -> Program:
         if not isinstance(op, Collective) or op.algorithm or op.protocol:
             return op
         pin = next((pin for pin in pins if pin.fits(op.kind, op.nbytes, op.groups.shape[1])), None)
-        return op if pin is None else msgspec.structs.replace(op, algorithm=pin.algorithm, protocol=pin.protocol)
+        if pin is None:
+            return op
+        return msgspec.structs.replace(op, algorithm=pin.algorithm or None, protocol=pin.protocol)
 
     return altered(program, chosen)
+
+
+def pins_of(settings: NcclSettings) -> tuple[tuple[Pin, ...], tuple[str, ...]]:
+    """What NCCL_ALGO and NCCL_PROTO pin of each kind, and a sentence where a list has nothing that does a kind.
+
+    Raises :class:`ProgramError` for an algorithm or a protocol that NCCL has not.
+    """
+    pins: list[Pin] = []
+    bare: list[str] = []
+    for kind in get_args(CollectiveKind):
+        algorithms = pinned_algorithms(settings.algorithm, kind)
+        protocols = pinned_protocols(settings.protocol, kind)
+        if algorithms is not None and not set(algorithms) & set(KINDS[kind]):
+            bare.append(kind)
+            algorithms = None
+        if algorithms is not None or protocols is not None:
+            protocol = ",".join(protocols) if protocols else None
+            pins.append(Pin(kind=kind, algorithm=",".join(algorithms or ()), protocol=protocol))
+    if not bare:
+        return tuple(pins), ()
+    return tuple(pins), (f"NCCL_ALGO={settings.algorithm} has no algorithm for {', '.join(bare)}: NCCL's is played",)
 
 
 def draw(

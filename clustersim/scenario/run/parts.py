@@ -14,6 +14,7 @@ from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.collectives.costs import reported_nic_rate
 from clustersim.collectives.expert_kernels import posted_by_host
+from clustersim.collectives.nccl.settings import checked
 from clustersim.core import gpu_file
 from clustersim.core.arrays import Ints
 from clustersim.core.calibrated import Calibration
@@ -65,6 +66,8 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
     for i, incident in enumerate(scenario.file.incident):
         with scenario.at(f"$.incident[{i}].{KINDS[incident.kind].where or 'kind'}"):
             topology = misplaced(topology, incident)
+    with scenario.at("$.run.nccl_environment"):
+        topology = checked(scenario.file.run.nccl_environment).on(topology)
     with scenario.at("$.cluster.gpus_per_node"):
         return topology, fabrics.mesh(topology, nproc_per_node=cluster.gpus_per_node)
 

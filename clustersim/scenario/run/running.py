@@ -10,6 +10,7 @@ from clustersim.cluster.files.changes import NO_SUCH_BOARD, NO_SUCH_NODE, WHAT_I
 from clustersim.cluster.files.check import hidden_parts
 from clustersim.cluster.files.networks import NO_EFFECT
 from clustersim.collectives.base import Group
+from clustersim.collectives.nccl.settings import settings_of
 from clustersim.core import limits
 from clustersim.core.device import AS_IS, Device, Speed
 from clustersim.core.errors import ScenarioError
@@ -25,7 +26,7 @@ from clustersim.engine.hang import Hang
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.incident_table import KINDS
 from clustersim.scenario.result import Result
-from clustersim.scenario.run.altered import draw, joined, mean_peak, pinned, slowed, varied
+from clustersim.scenario.run.altered import draw, joined, mean_peak, pinned, pins_of, slowed, varied
 from clustersim.scenario.run.fitted_notes import fitted_notes
 from clustersim.scenario.run.head import head_lines
 from clustersim.scenario.run.held import ScenarioParts, held
@@ -179,6 +180,10 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | Non
         program = slowed(program, file.cluster.slow, mesh.workers)
     with scenario.at("$.run.pins"):
         program = pinned(program, file.run.pins)
+    with scenario.at("$.run.nccl_environment"):
+        settings = settings_of(file.run.nccl_environment)
+        pins, unpinned = pins_of(settings)
+        program = pinned(program, pins)
     if file.run.variation is not None:
         program = varied(program, draw(scenario, topology, mesh), mesh)
     if file.incident:
@@ -191,6 +196,8 @@ def prepare_held(parts: ScenarioParts, speed: Speed = AS_IS, *, steps: int | Non
         *_changed(scenario, topology),
         *of_uneven_nodes(scenario, topology, mesh),
         *_told(scenario),
+        *settings.notes,
+        *unpinned,
         *_silent(scenario, program),
         *_fitted(scenario, topology, mesh, program),
     )
