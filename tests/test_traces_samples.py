@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from clustersim.core.errors import TraceError
+from clustersim.core.texts import Table
 from clustersim.core.timeline import Timeline
 from clustersim.files import traces
 from clustersim.files.traces import Samples, nccl_tests_run
@@ -85,6 +86,36 @@ def test_columns_are_found_by_the_header_not_by_position(tmp_path):
     assert "i_cv%" in PER_ITERATION
     assert not wide.skipped
     assert [(r.seconds, r.seconds_in_place) for r in wide.rows] == [(r.seconds, r.seconds_in_place) for r in plain.rows]
+
+
+def written_table(each: bool, stamped: bool, checked: bool) -> str:
+    """The table as nccl-tests 2.18 to 2.20 print it (src/util.cu, writeResultHeader and writeBenchmarkLineBody)."""
+    asked = f"{8388608:>12}  {524288:>12}  {'float':>8}  {'none':>6}  {-1:>6}"
+    heads = f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
+    units = f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}"
+    for time in ("100.00", "99.00"):
+        heads += f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}"
+        units += f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}"
+        asked += f"  {time:>7}  {83.89:>6}  {62.91:>6}  {0 if checked else '  N/A':>6}"
+        if each:
+            heads += f"  {'i_min':>7}  {'i_max':>7}  {'i_p99':>7}  {'i_cv%':>7}"
+            units += f"  {'(us)':>7}  {'(us)':>7}  {'(us)':>7}  {'(%)':>7}"
+            asked += f"  {98.0:>7}  {105.0:>7}  {104.0:>7}  {1.2:>7}"
+    if stamped:
+        heads += f" {'timestamp':>19}"
+        units += " %Y-%m-%d %H:%M:%S"
+        asked += f"{'2026-01-02 03:04:05':>21}"
+    above = NEW[: NEW.index("#                                                              out")]
+    return f"{above}{heads}\n{units}\n{asked}\n# Out of bounds values : 0 OK\n"
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("stamped", [False, True])
+@pytest.mark.parametrize("checked", [False, True])
+def test_tables_of_nccl_tests_2_18_to_2_20_are_read(tmp_path, each, stamped, checked):
+    (row,) = read(tmp_path / "log", written_table(each, stamped, checked)).rows
+    assert (row.kind, row.nbytes, row.ranks, row.version) == ("all_gather", 8388608, 4, "2.28.9")
+    assert (row.seconds, row.seconds_in_place) == pytest.approx((100e-6, 99e-6))
 
 
 def test_a_log_of_times_in_place_alone_has_these(tmp_path):
@@ -186,6 +217,71 @@ def test_the_json_report_says_the_same_as_the_log(tmp_path):
         read(tmp_path / "r", json.dumps(report)[:-200])
     of_cpu = json.dumps(report).replace('"time"', '"cpu_time"')
     assert read(tmp_path / "r", of_cpu).skipped == {"a time of the CPU (-C), not of the collective": 1}
+
+
+def written_report(processes: int, gpus: int, **config: int) -> Table:
+    """What nccl-tests 2.18 to 2.20 write with ``-J`` (src/util.cu): keys in their order, truths as texts, what was not
+    checked as null, and of each process its first rank alone."""
+    ranks = processes * gpus * config.get("nthreads", 1)
+    timed = {"time": 100.0, "alg_bw": 83.89, "bus_bw": 83.89 * 2 * (ranks - 1) / ranks, "nwrong": None}
+    each = {"min_us": 98.0, "max_us": 105.0, "avg_us": 100.0, "p50_us": 100.0, "times_us": [98.0, 105.0]}
+    devices = [
+        {
+            "rank": p * gpus,
+            "group": 0,
+            "pid": 100 + p,
+            "hostname": f"node{p}",
+            "device": 0,
+            "device_hex": "0000:19:00",
+            "device_info": "NVIDIA H100 80GB HBM3",
+        }
+        for p in range(processes)
+    ]
+    row = {"size": 8388608, "count": 2097152, "type": "float", "redop": "sum", "root": "    -1"}
+    row |= {"out_of_place": timed, "out_of_place_per_iter": each, "in_place": timed, "in_place_per_iter": each}
+    return {
+        "version": 2,
+        "start_time": "2026-01-02 03:04:05",
+        "args": ["./build/all_reduce_perf", "-c", "0", "-I"],
+        "env": ["MAKE=nvcc NCCL_ALGO=Tree", "NCCL_P2P_LEVEL=SYS", "NCCL_DEBUG=INFO"],
+        "nccl_version": 22907,
+        "config": {
+            "nthreads": 1,
+            "ngpus": gpus,
+            "minimum_bytes": 8388608,
+            "maximum_bytes": 8388608,
+            "step_factor": 2,
+            "validation": 0,
+            "blocking_collectives": "false",
+            "per_iter_timing": "true",
+            "parallel_init": "false",
+            **config,
+            "devices": devices,
+        },
+        "results": [row | {"actual_iterations": 20, "experiment_name": "AllReduce"}],
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": 146.8, "okay": "unchecked"},
+        "errors": [],
+        "end_time": "2026-01-02 03:04:06",
+    }
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "config", "expected"),
+    [
+        (1, 8, {}, (8, 1, "single_process")),
+        (2, 8, {}, (16, 2, "single_process")),
+        (1, 1, {"nthreads": 8}, (8, 1, "threads")),
+        (8, 1, {}, (8, 8, "process_per_gpu")),
+    ],
+)
+def test_a_report_of_processes_that_drive_several_gpus_has_all_their_ranks(tmp_path, processes, gpus, config, expected):
+    """Eight GPUs of one process were read as one rank, which alone sends nothing."""
+    (row,) = read(tmp_path / "r", json.dumps(written_report(processes, gpus, **config)).replace("/", "\\/")).rows
+    assert (row.ranks, row.nodes, row.launch) == expected
+    assert (row.kind, row.nbytes, row.version) == ("all_reduce", 8388608, "2.29.7")
+    assert row.env == "NCCL_P2P_LEVEL=SYS"
+    assert (row.seconds, row.seconds_in_place) == pytest.approx((100e-6, 100e-6))
 
 
 @pytest.mark.parametrize(("code", "text"), [(22809, "2.28.9"), (21805, "2.18.5"), (2708, "2.7.8"), (2408, "2.4.8")])

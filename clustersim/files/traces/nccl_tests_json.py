@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from clustersim.collectives.nccl.settings import environment_of
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
 from clustersim.files.traces import files
@@ -42,11 +41,15 @@ def _reported(report: Table) -> NcclTestsRun:
     config = report["config"]
     run = NcclTestsRun(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
     run.version = version_text(int(report.get("nccl_version", 0)))
-    run.env = environment_of("\n".join(map(str, report.get("env", []))))
-    for device in config.get("devices", []):
-        rank = str(int(device.get("rank")))
-        run.hosts[rank] = f"{device.get('hostname')}\t{device.get('device_info', '')}"
-        run.groups[rank] = str(device.get("group", 0))
+    run.env = dict(str(entry).partition("=")[::2] for entry in report.get("env", []))
+    devices = {int(device.get("rank")): device for device in config.get("devices", [])}
+    own = max(run.threads * run.gpus, 1)
+    # A process that drives several GPUs writes the first of them alone (src/util.cu, writeDeviceReport, 2.17 to 2.20).
+    first_alone = own if devices and not any(rank % own for rank in devices) else 1
+    for first, device in devices.items():
+        for rank in map(str, range(first, first + first_alone)):
+            run.hosts[rank] = f"{device.get('hostname')}\t{device.get('device_info', '')}"
+            run.groups[rank] = str(device.get("group", 0))
     named = [match.group(1) for word in report.get("args", []) if (match := PROGRAM.search(str(word)))]
     run.kind = kind_of(named[0]) if named else None
     return run
