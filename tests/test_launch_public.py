@@ -1,5 +1,7 @@
 """Kinds of launch files that public repositories have and that were misread, or refused though they say enough."""
 
+import re
+
 import pytest
 
 from clustersim.core.errors import ScenarioError
@@ -611,3 +613,66 @@ def test_a_tokenizer_that_is_named_says_how_large_the_vocabulary_is(tokenizer, m
     assert any("--tokenizer-model" in note for note in made.notes) is (vocab > 1024)
     blocks = 4 * (4 * 512 * 512 + 3 * 512 * 1344 + 2 * 512)
     assert not vocab or model_of(made.scenario).parameters == blocks + 512 + 2 * 512 * vocab
+
+
+# ---- words of experts -----------------------------------------------------------------------------------------------
+
+EXPERTS = (
+    "deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json --num-layers 4 --hidden-size 1024 "
+    "--ffn-hidden-size 4096 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 "
+    "--micro-batch-size 1 --global-batch-size 8 --num-experts 8 --topk 2 --moe-expert-parallel-size 8 --fp16 --swiglu "
+    "--normalization rmsnorm --use-rotary-position-embeddings --disable-bias-linear "
+    "--untie-embeddings-and-output-weights"
+)
+BESIDE = '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": true}MORE}'
+
+
+def read_experts(words: str = "", more: str = ""):
+    """Megatron-DeepSpeed's command beside its file."""
+    files = [document(f"{EXPERTS} {words}\n", "run.sh"), document(BESIDE.replace("MORE", more), "ds.json")]
+    return exchange.read(files, {"topology": "hgx-h100", "nodes": 1})
+
+
+@pytest.mark.parametrize(("words", "every"), [("", 2), ("--expert-interval 1", 1), ("--expert-interval 4", 4)])
+def test_megatron_deepspeed_has_experts_in_every_second_layer_by_default(words, every):
+    """Of its arguments.py (expert_interval, 2); a script that did not say so had them in every layer, and one that did
+    was told that the option is unknown."""
+    made = read_experts(words)
+    experts = made.tables["model"]["options"]["experts"]
+    assert experts.get("every", 1) == every
+    assert not made.unknown
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "why"),
+    [
+        ("--mlp-type residual", "", "dense MLP beside the experts"),
+        ("--use-residual", "", "dense MLP beside the experts"),
+        ("--ep-size 8", "", "deepspeed.moe.layer.MoE"),
+        ("--ep-world-size 8", "", "DeepSpeedExamples"),
+        ("", ', "moe": {"enabled": true, "ep_size": 8, "num_experts": 64, "top2": true}', "DeepSpeed's inference"),
+    ],
+)
+def test_words_of_experts_that_are_not_read_are_refused_with_the_reason(words, more, why):
+    with pytest.raises(ScenarioError, match=re.escape(why)):
+        read_experts(words, more)
+
+
+@pytest.mark.parametrize(("word", "told"), [("TURBO", False), ("DEEP_EP", False), ("UCCL_EP", True)])
+def test_another_library_for_experts_exchange_is_told(word, told):
+    notes = " ".join(read(f"export PRIMUS_TURBO_EP_BACKEND={word}\n{MEGATRON.format(ranks=8, batch=8)}").notes)
+    assert (f"PRIMUS_TURBO_EP_BACKEND={word} is not played" in notes) is told
+
+
+@pytest.mark.parametrize(
+    ("word", "played", "told"),
+    [("grouped_mm", "grouped_mm", False), ("batched_mm", None, True), ("eager", None, False)],
+)
+def test_ms_swifts_experts_are_one_product_where_it_says_so(word, played, told):
+    made = read(
+        "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-30B-A3B --deepspeed zero3 --torch_dtype bfloat16 "
+        f"--per_device_train_batch_size 1 --max_length 2048 --experts_impl {word}\n"
+    )
+    assert made.tables["model"].get("options", {}).get("experts_implementation") == played
+    assert bool(made.unplayed) is told
+    assert not made.unknown

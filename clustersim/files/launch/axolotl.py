@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from clustersim.files.launch import grouped_experts
 from clustersim.files.launch.files import Document, OptionValue
-from clustersim.model import named_models
-from clustersim.model.published import known_as
 
 SECTION = "fsdp_config"
 """Of accelerate's file, which axolotl's has too."""
@@ -33,7 +32,7 @@ def arranged(document: Document) -> None:
         for word in words:
             document.options.pop(("args", word), None)
     _axolotl_kernels(document)
-    _axolotl_experts(document)
+    grouped_experts.taken(document)
     half = document.options.pop(("args", "float16"), None)
     if half is not None and half.value is True:
         document.options["args", "fp16"] = half
@@ -46,26 +45,6 @@ def arranged(document: Document) -> None:
         document.options.pop(("args", "cut_cross_entropy"), None)
     _axolotl_shards(document)
     _axolotl_batch(document)
-
-
-GROUPED = ("grouped_mm", "scattermoe", "sonicmoe")
-"""Words of ``experts_implementation`` whose experts are one product; ``eager`` and ``batched_mm`` go one by one."""
-
-
-def _axolotl_experts(document: Document) -> None:
-    """Experts in one grouped product, of a model that is known to have some; one that has none reads no such word."""
-    asked = document.options.get(("args", "experts_implementation"))
-    model = document.options.get(("args", "base_model")) or document.options.get(("args", "model_name_or_path"))
-    known = None if model is None else known_as(str(model.value))
-    shape = None if known is None else named_models.shape(known, {})
-    if asked is None or shape is None or asked.value not in GROUPED:
-        return
-    del document.options["args", "experts_implementation"]
-    if shape.experts is None:
-        return
-    document.options["args", "axolotl.experts"] = OptionValue(asked.name, GROUPED[0], asked.where)
-    if asked.value != GROUPED[0]:
-        document.notes.append(f"{document.name}: {asked.as_written} is played as {GROUPED[0]}, one grouped product")
 
 
 def _axolotl_kernels(document: Document) -> None:

@@ -14,8 +14,8 @@ from clustersim.files.launch.shell_directives import ScriptVariables
 CHANGES: dict[str, tuple[str, list[str]]] = {
     name: (row["what"], usual) for row in data_table("launch_words")["played"] for name, usual in row["usual"].items()
 }
-"""Variables of CUDA that change what a step takes and that no field says: what is played, and the values that ask for
-that (CUDA's programming guide)."""
+"""Variables of CUDA and Primus-Turbo that change what a step takes and that no field says: what is played, and the
+values that ask for that (CUDA's programming guide)."""
 
 
 def of_nccl(variables: ScriptVariables) -> dict[str, str]:
@@ -42,11 +42,12 @@ def unplayed(variables: ScriptVariables) -> list[str]:
     return lines
 
 
-_AMONG = re.compile(r"(?:^|[,=])([NR]CCL_\w+|CUDA_\w+)=([^,]*)")
+_AMONG = re.compile(r"(?:^|[,=])([NR]CCL_\w+|CUDA_\w+|PRIMUS_TURBO_\w+)=([^,]*)")
 
 
 def among(words: list[str]) -> dict[str, str]:
-    """Variables of NCCL and CUDA that a command hands on: of mpirun's ``-x``, of a container's ``--env``, of srun.
+    """Variables of NCCL, CUDA and Primus-Turbo that a command hands on: of mpirun's ``-x``, a container's ``--env``,
+    srun.
 
     >>> among(["mpirun", "-x", "NCCL_ALGO=Ring", "--export=ALL,NCCL_PROTO=LL", "python"])
     {'NCCL_ALGO': 'Ring', 'NCCL_PROTO': 'LL'}

@@ -13,7 +13,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
-from clustersim.files.launch import seeing
+from clustersim.files.launch import grouped_experts, seeing
 from clustersim.files.launch.files import Document, OptionValue
 from clustersim.files.launch.launcher_sizes import VISIBLE
 from clustersim.files.launch.whose import SWIFT, SWIFT_MODULES, SWIFT_TUNERS
@@ -23,6 +23,7 @@ NAMES = {
     "model": "model_name_or_path",
     "model_id_or_path": "model_name_or_path",
     "attn_impl": "attn_implementation",
+    "experts_impl": "experts_implementation",
     "freeze_vit": seeing.TOWER,
     "freeze_aligner": seeing.PROJECTOR,
 }
@@ -92,6 +93,7 @@ def arranged(command: Document) -> None:
     kernel = options.get(("args", "attn_implementation"))
     if kernel is not None and kernel.value in KERNELS:
         options["args", "attn_implementation"] = OptionValue(kernel.name, KERNELS[str(kernel.value)], kernel.where)
+    grouped_experts.taken(command)
     seeing.by_default(command)
     added |= _tuned(command)
     added |= _typed(command)
