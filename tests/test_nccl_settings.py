@@ -24,6 +24,7 @@ from clustersim.collectives.nccl.settings import (
 from clustersim.collectives.paths import EDGE_CLASSES, loads_of
 from clustersim.core.errors import ClusterSimError, ProgramError
 from clustersim.core.topology import Topology
+from clustersim.files import launch
 from clustersim.scenario.run.running import prepare
 from tests.evidence.unseen_collectives import unseen_collectives
 
@@ -183,3 +184,17 @@ def test_a_scenario_plays_and_tells_what_it_sets(tmp_path):
 def test_a_scenario_says_where_a_variable_is_wrong(tmp_path):
     with pytest.raises(ClusterSimError, match=r"no variable of NCCL is 'NCCL_ALG'.*\$\.run\.nccl_environment"):
         scenario(tmp_path, '{NCCL_ALG = "Tree"}')
+
+
+def test_a_launch_script_exports_what_the_scenario_sets(tmp_path):
+    """So that what is read from a script and written again keeps NCCL's variables."""
+    path = tmp_path / "here.toml"
+    path.write_text(
+        '[cluster]\ntopology = "pcie-a100"\nnodes = 1\n[model]\nname = "gpt2"\n[parallel]\nglobal_batch_size = 8\n'
+        '[strategy]\nkind = "ddp"\nframework = "megatron"\n'
+        '[run]\nnccl_environment = {NCCL_P2P_LEVEL = "SYS", NCCL_ALGO = "allreduce:tree;ring"}\n'
+    )
+    files = launch.written(scenarios.load(path), "megatron")
+    (script,) = files.texts.values()
+    assert "export NCCL_ALGO='allreduce:tree;ring'\nexport NCCL_P2P_LEVEL=SYS\ntorchrun" in script
+    assert "nccl_environment" not in " ".join(files.wordless)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -82,7 +83,7 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
         config |= programs_need.accelerate_words(leaves, mesh, str(exported.path))
     if table.name == "deepspeed":
         args |= programs_need.megatron_deepspeed_words(leaves)
-    file_texts = _texts(table, args, config, mesh, stem)
+    file_texts = _exporting(_texts(table, args, config, mesh, stem), exported.file.run.nccl_environment)
     unwritten += [*_wordless(exported, leaves, table, file_texts), *_of_the_process(exported)]
     return LaunchFiles(file_texts, tuple(dict.fromkeys(unwritten)), table, tuple(_of_the_machine(exported)))
 
@@ -159,7 +160,7 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
     leaf_values |= {f"shape.{name}": value for name, value in sizes.items()}
     pipeline = parallel is not None and parallel.pp > 1
     replicas = mesh.size("dp") if parallel is not None else mesh.workers
-    for name in batches.OF:
+    for name in (*batches.OF, "run.nccl_environment"):  # whose variables are leaves of their own
         leaf_values.pop(name, None)
     leaf_values |= batches.told(config.micro_batch_size, config.gradient_accumulation_steps, replicas, pipeline)
     left = programs_need.shards_left(leaf_values, mesh)
@@ -242,6 +243,16 @@ def _texts(table: FrameworkTable, args: texts.Table, config: texts.Table, mesh: 
         named = {option.replace("_", "-") if table.dashes else option: value for option, value in args.items()}
         texts[f"{stem}.sh"] = text_of_form("shell", named, table.version, command)
     return texts
+
+
+def _exporting(file_texts: dict[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """The texts, of which scripts export NCCL's variables before their command."""
+    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items()))
+    head = re.compile(r"(?:#.*\n)+")
+    return {
+        name: head.sub(lambda match: match[0] + lines, text, count=1) if text.startswith("#!") else text
+        for name, text in file_texts.items()
+    }
 
 
 def _wordless(
