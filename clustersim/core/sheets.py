@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.blocks import AT_ONCE, Block, Column, Columns, values_at
 
 Marks: TypeAlias = npt.NDArray[np.uint64]
@@ -120,13 +120,14 @@ class Shelf:
                     chunk, rows, [(places[first : first + step], blocks) for places, blocks in block_places]
                 )
 
-    def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
-        """Every span of these ranks (ascending), about ``at_once`` of them in a sheet."""
-        return map(self._sheet, self.parts(ranks, at_once))
+    def sheets(self, ranks: Ints, at_once: int = AT_ONCE, of_ops: Bools | None = None) -> Iterator[Sheet]:
+        """Spans of these ranks (ascending), about ``at_once`` of them in a sheet; ``of_ops`` : (n_ops,) of which ops,
+        None for all."""
+        return (self._sheet(part, of_ops) for part in self.parts(ranks, at_once))
 
-    def _sheet(self, part: SheetPart) -> Sheet:
-        parts = [] if part.rows is None else [part.rows]
-        parts += [Sheet(part.ranks, *blocks.spans(places)) for places, blocks in part.held]
+    def _sheet(self, part: SheetPart, of_ops: Bools | None) -> Sheet:
+        parts = [] if part.rows is None else [_some(part.rows, of_ops)]
+        parts += [Sheet(part.ranks, *blocks.spans(places, of_ops)) for places, blocks in part.held]
         n = len(part.ranks)
         if len(parts) == 1 and len(parts[0].start) == n:
             return parts[0]
@@ -159,30 +160,34 @@ class BlockColumns:
         self.low = np.array([column.low for column in columns], dtype=np.float64)
         self.high = np.array([column.high for column in columns], dtype=np.float64)
         self.mean = np.array([column.mean for column in columns], dtype=np.float64)
-        # Those that others are counted from come behind them, where they are not among them.
-        self._all = list(columns)
-        number = {id(column): i for i, column in enumerate(columns)}
-        since = []
-        for column in self._all:
-            if column.since is not None and id(column.since) not in number:
-                number[id(column.since)] = len(self._all)
-                self._all.append(column.since)
-            since.append(-1 if column.since is None else number[id(column.since)])
-        self._since = np.array(since, dtype=np.int64)
+        self._all = with_since(columns)
+        since, since_of = distinct([column.since for column in self._all])
+        number = distinct([*self._all, *since])[1][len(self._all) :]  # they are all there: only None has a new one
+        self._since = np.where(number < len(self._all), number, -1)[since_of]
         of = distinct([column.of for column in self._all])[1]
-        counted = np.array([_counted_kind(column) for column in self._all], dtype=np.int64)
-        wide = np.array([column.wide for column in self._all], dtype=np.bool_)
-        # columns of one kind are looked up together
-        self._kind = 2 * (of * (counted.max(initial=0) + 1) + counted) + wide
         self._values = [column.values for column in self._all]
+        sizes = np.fromiter(map(len, self._values), dtype=np.int64, count=len(self._values))
+        counted = np.where(self._since < 0, 0, sizes)
+        wide = np.array([column.low < column.high for column in self._all], dtype=np.bool_)
+        # Columns of one kind are looked up together: those counted from 0, others by how many values they have.
+        self._kind = 2 * (of * (counted.max(initial=0) + 1) + counted) + wide
         self._counted = _Distinct(self._values)
 
-    def spans(self, places: Ints) -> tuple[Ints, Floats, Floats, Floats]:
+    def spans(self, places: Ints, of_ops: Bools | None) -> tuple[Ints, Floats, Floats, Floats]:
         """(m,) int the op of each of ``m`` blocks; (k, m) float [s] ready, start and end at ``k`` places. An op begins
-        when another ends: each column is looked at once, however many ops have it."""
-        table = self.stacked(np.arange(len(self.columns)), places)
-        ready, start, end = (np.take(table, chosen, axis=1) for chosen in self.which)
-        return self.op, ready, start, end
+        when another ends: each column is looked at once, however many ops have it. ``of_ops`` : as of sheets."""
+        op = self.op
+        which = self.which
+        if of_ops is not None:
+            chosen_blocks = of_ops[op]
+            op = op[chosen_blocks]
+            which = which[:, chosen_blocks]
+        asked = np.zeros(len(self.columns), dtype=np.bool_)
+        asked[which] = True
+        table = self.stacked(np.flatnonzero(asked), places)
+        row_of = np.cumsum(asked) - 1
+        ready, start, end = (np.take(table, row_of[chosen], axis=1) for chosen in which)
+        return op, ready, start, end
 
     def stacked(self, numbers: Ints, places: Ints) -> Floats:
         """(k, m) float [s]: what ``m`` columns are at ``k`` places."""
@@ -212,9 +217,14 @@ class BlockColumns:
         return table
 
 
-def _counted_kind(column: Column) -> int:
-    """Columns of one kind are looked up together: 0 for those counted from 0, others by how many values they have."""
-    return 0 if column.since is None else len(column.values)
+def with_since(columns: list[Column]) -> list[Column]:
+    """Columns, and behind them those that any is counted from, each once."""
+    while True:
+        since = [column for column in distinct([column.since for column in columns])[0] if column is not None]
+        held = distinct([*columns, *since])[0]
+        if len(held) == len(columns):
+            return held
+        columns = held
 
 
 def distinct(objects: Sequence[Any]) -> tuple[list[Any], Ints]:
@@ -304,6 +314,15 @@ def _places(among: Ints, ranks: Ints) -> Ints:
     order = np.argsort(among, kind="stable")
     places: Ints = order[np.searchsorted(among, ranks, sorter=order)]
     return places
+
+
+def _some(sheet: Sheet, of_ops: Bools | None) -> Sheet:
+    """A sheet with the spans of some ops."""
+    if of_ops is None:
+        return sheet
+    chosen = of_ops[sheet.op]
+    times = (column[:, chosen] for column in (sheet.ready, sheet.start, sheet.end))
+    return Sheet(sheet.ranks, sheet.op[chosen], *times)
 
 
 def _of_rows(rows: Rows, ranks: Ints) -> Sheet:

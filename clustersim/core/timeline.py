@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.blocks import AT_ONCE, Block, Columns, RankSets, joined, no_rows
 from clustersim.core.cards import card
 from clustersim.core.errors import ProgramError
@@ -270,9 +270,10 @@ class Timeline(Keeper):
             columns[name] = np.array(cells, dtype=kind)[op]
         return columns
 
-    def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
-        """Every span of these ranks (ascending) as tables of about ``at_once`` spans."""
-        return self.shelf.sheets(ranks, at_once)
+    def sheets(self, ranks: Ints, at_once: int = AT_ONCE, of_ops: Bools | None = None) -> Iterator[Sheet]:
+        """Every span of these ranks (ascending) as tables of about ``at_once`` spans; ``of_ops`` : (n_ops,) of which
+        ops, None for all."""
+        return self.shelf.sheets(ranks, at_once, of_ops)
 
     @cached_property
     def shelf(self) -> Shelf:

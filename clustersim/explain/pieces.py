@@ -18,14 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.blocks import no_rows
 from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import kinds, of_each
 from clustersim.core.program import COMPUTE_STREAM, HOST_CALL
+from clustersim.core.sheets import Sheet
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
 from clustersim.explain.occupancy import on_host, stays_on_device
@@ -127,13 +130,25 @@ def is_server(op: OpInfo) -> bool:
 
 def _spans(timeline: Timeline, ranks: Ints, t0: float, t1: float) -> Columns:
     """Spans that touch the window as columns owner, op, ready, start, end; times from ``t0`` on."""
-    spans = timeline.spans(ranks.tolist())
-    inside = (spans["end"] > t0) & (spans["ready"] < t1)
-    columns = {"owner": np.searchsorted(ranks, spans["rank"][inside]), "op": spans["op"][inside]}
-    for name in ("ready", "start", "end"):
-        columns[name] = np.clip(spans[name][inside] - t0, 0.0, t1 - t0)
-    order = np.lexsort((columns["op"], columns["start"], columns["owner"]))
-    return {name: column[order] for name, column in columns.items()}
+    ops = timeline.per_op()
+    inside = (ops["end"] > t0) & (ops["ready"] < t1)
+    parts = [_of_sheet(sheet, ranks, t0, t1) for sheet in timeline.sheets(ranks, of_ops=inside)]
+    columns = [np.concatenate(column) for column in zip(no_rows(), *parts, strict=True)]
+    if (np.diff(columns[0]) < 0).any():
+        order = np.argsort(columns[0], kind="stable")  # sheets hold whole ranks
+        columns = [column[order] for column in columns]
+    return dict(zip(("owner", "op", "ready", "start", "end"), columns, strict=True))
+
+
+def _of_sheet(sheet: Sheet, ranks: Ints, t0: float, t1: float) -> tuple[npt.NDArray[Any], ...]:
+    """The same of the ranks of a sheet, by owner, then start, then op."""
+    inside = (sheet.end > t0) & (sheet.ready < t1)
+    ready, start, end = (np.clip(column - t0, 0.0, t1 - t0) for column in (sheet.ready, sheet.start, sheet.end))
+    order = np.argsort(start, axis=1, kind="stable")  # ops are ascending
+    inside = np.take_along_axis(inside, order, axis=1)
+    owner = np.repeat(np.searchsorted(ranks, sheet.ranks), inside.sum(axis=1))
+    times = (np.take_along_axis(column, order, axis=1)[inside] for column in (ready, start, end))
+    return owner, sheet.op[order][inside], *times
 
 
 AT_ONCE = 2**16

@@ -143,21 +143,27 @@ def periods(timeline: Timeline) -> dict[int, float]:
     return took
 
 
-def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[TimedAction]]:
-    """Step -> the actions of these ranks (None: all), by start."""
+def actions(
+    timeline: Timeline, ranks: Sequence[int] | None = None, steps: Sequence[int] | None = None
+) -> dict[int, list[TimedAction]]:
+    """Step -> the actions of these ranks (None: all), by start; of these steps (None: all)."""
     wanted = range(timeline.world_size) if ranks is None else sorted(set(ranks))
-    return {step: list(done) for step, done in _actions(timeline, tuple(wanted)).items()}
+    of_steps = None if steps is None else tuple(sorted(set(steps)))
+    return {step: list(done) for step, done in _actions(timeline, tuple(wanted), of_steps).items()}
 
 
 @kept_with_first(maxsize=16)
-def _actions(timeline: Timeline, ranks: tuple[int, ...]) -> dict[int, list[TimedAction]]:
+def _actions(timeline: Timeline, ranks: tuple[int, ...], steps: tuple[int, ...] | None) -> dict[int, list[TimedAction]]:
     """Of these ranks, ascending: tables and pictures ask for the first replica's again and again."""
     wanted = np.array(ranks, dtype=np.int64)
     names, of_op = _named(timeline)
+    kernels = of_op >= 0
+    if steps is not None:
+        kernels &= np.isin(timeline.op_steps, steps)
     timed: defaultdict[int, list[TimedAction]] = defaultdict(list)
-    for sheet in timeline.sheets(wanted):
+    for sheet in timeline.sheets(wanted, of_ops=kernels):
         action_of = of_op[sheet.op]
-        order = np.argsort(action_of, kind="stable")[(action_of < 0).sum() :]
+        order = np.argsort(action_of, kind="stable")
         which, first = np.unique(action_of[order], return_index=True)
         if not len(which):
             continue

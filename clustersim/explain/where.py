@@ -215,7 +215,7 @@ def _of_stages(timeline: Timeline, window: SteadyWindow) -> list[Floats]:
     cut = pieces(timeline, window.begin, window.end, alone)
     sums = _sums(timeline, cut)
     waits = _waits(timeline, cut)
-    done = pipeline.actions(timeline, ranks.tolist())
+    done = pipeline.actions(timeline, ranks.tolist(), window.steps.tolist())
     held_up = _held_up(_host_seconds(timeline, cut)[np.searchsorted(ranks, replicas)].max(axis=0))
     held_up[held_up < NOTABLE * (window.end - window.begin)] = 0.0
     rows = [np.zeros(len(COLUMNS)) for _ in range(replicas.shape[1])]
