@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.memo import kept_with_first
 from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
@@ -38,6 +38,8 @@ from clustersim.explain.plays import TimedAction, edges, expected
 
 BUBBLES = ("fill", "drain", "gaps", "imbalance", "uneven", "tail", "host")
 """The parts of a bubble."""
+AT_ONCE = 2**18
+"""Spans of ranks that are looked at together."""
 NOTABLE = 0.01
 """Share of the window: a host that is so much later than another is told."""
 WORDS = {
@@ -117,7 +119,7 @@ def where(timeline: Timeline) -> list[StageSeconds]:
     train = np.zeros(timeline.world_size)
     train[workers(timeline)] = 1.0
     weight = np.bincount(cut.class_of, weights=train, minlength=len(cut.ranks))
-    return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * window.done))]
+    return [_row(-1, weight @ _sums(cut, _columns(timeline, cut)) / (weight.sum() * window.done))]
 
 
 def told_apart(figures: dict[str, Any], row: StageSeconds) -> dict[str, Any]:
@@ -168,8 +170,7 @@ def _row(stage: int, seconds: Floats) -> StageSeconds:
 
 def _columns(timeline: Timeline, cut: Pieces) -> Ints:
     """(pieces,) the column each belongs to; a bubble is ``tail`` so far, where its rank's list is over ``drain``."""
-    of_op = of_each(timeline.ops, lambda op: DIMENSIONS.index(dimension(op)) if op.kind != "compute" else 0, np.int64)
-    dim = np.append(of_op, DIMENSIONS.index("step end"))[cut.op]  # the last one is no op's
+    dim = _dimensions(timeline)[cut.op]
     bubble = cut.state == PieceState.BUBBLE
     return np.select(
         [
@@ -184,10 +185,17 @@ def _columns(timeline: Timeline, cut: Pieces) -> Ints:
     )
 
 
-def _sums(timeline: Timeline, cut: Pieces) -> Floats:
-    """(ranks of the cut, columns) seconds."""
+@kept_with_first(maxsize=None)
+def _dimensions(timeline: Timeline) -> Ints:
+    """(n_ops + 1,) the dimension of each op, and that of no op."""
+    of_op = of_each(timeline.ops, lambda op: DIMENSIONS.index(dimension(op)) if op.kind != "compute" else 0, np.int64)
+    return np.append(of_op, DIMENSIONS.index("step end"))
+
+
+def _sums(cut: Pieces, column: Ints) -> Floats:
+    """(ranks of the cut, columns) seconds; ``column`` : of each piece."""
     n = len(COLUMNS)
-    flat = np.bincount(cut.owner * n + _columns(timeline, cut), weights=cut.seconds, minlength=n * len(cut.ranks))
+    flat = np.bincount(cut.owner * n + column, weights=cut.seconds, minlength=n * len(cut.ranks))
     return flat.astype(np.float64).reshape(len(cut.ranks), n)
 
 
@@ -211,12 +219,9 @@ def _of_stages(timeline: Timeline, window: SteadyWindow) -> list[Floats]:
     """Per stage its row, seconds a step."""
     replicas, count = _replicas(timeline)
     ranks = np.unique(replicas)
-    alone = RankClasses(ranks, np.zeros(timeline.world_size, dtype=np.int64), True)
-    cut = pieces(timeline, window.begin, window.end, alone)
-    sums = _sums(timeline, cut)
-    waits = _waits(timeline, cut)
+    sums, host, waits = _of_ranks(timeline, window, ranks)
     done = pipeline.actions(timeline, ranks.tolist(), window.steps.tolist())
-    held_up = _held_up(_host_seconds(timeline, cut)[np.searchsorted(ranks, replicas)].max(axis=0))
+    held_up = _held_up(host[np.searchsorted(ranks, replicas)].max(axis=0))
     held_up[held_up < NOTABLE * (window.end - window.begin)] = 0.0
     rows = [np.zeros(len(COLUMNS)) for _ in range(replicas.shape[1])]
     for members, weight in zip(replicas, (count / count.sum() / len(window.steps)).tolist(), strict=True):
@@ -227,11 +232,26 @@ def _of_stages(timeline: Timeline, window: SteadyWindow) -> list[Floats]:
     return rows
 
 
-def _host_seconds(timeline: Timeline, cut: Pieces) -> Floats:
-    """(ranks of the cut,) seconds in which each waits for its own host's work."""
-    own = np.append(of_each(timeline.ops, own_work_of_host, np.bool_), False)[cut.op]
-    own &= cut.state == PieceState.HOST
-    return np.bincount(cut.owner[own], weights=cut.seconds[own], minlength=len(cut.ranks)).astype(np.float64)
+def _of_ranks(timeline: Timeline, window: SteadyWindow, ranks: Ints) -> tuple[Floats, Floats, list[Floats]]:
+    """Of each of some ranks in the window its row of seconds, what it waits for its own host [s], and its bubbles;
+    a part of the ranks at once."""
+    nobody = np.zeros(timeline.world_size, dtype=np.int64)
+    spans = int(timeline.per_op()["ranks"].sum()) * len(ranks) // timeline.world_size
+    own = np.append(of_each(timeline.ops, own_work_of_host, np.bool_), False)  # the last one is no op's
+    sums, host, waits = [], [], []
+    for some in np.array_split(ranks, min(len(ranks), 1 + spans // AT_ONCE)):
+        cut = pieces(timeline, window.begin, window.end, RankClasses(some, nobody, True))
+        column = _columns(timeline, cut)
+        sums.append(_sums(cut, column))
+        host.append(_host_seconds(cut, own))
+        waits += _waits(cut, column)
+    return np.concatenate(sums), np.concatenate(host), waits
+
+
+def _host_seconds(cut: Pieces, own: Bools) -> Floats:
+    """(ranks of the cut,) seconds in which each waits for its own host's work. ``own`` : whether ops are that."""
+    waits = own[cut.op] & (cut.state == PieceState.HOST)
+    return np.bincount(cut.owner[waits], weights=cut.seconds[waits], minlength=len(cut.ranks)).astype(np.float64)
 
 
 def _held_up(host: Floats) -> Floats:
@@ -258,9 +278,8 @@ def _with_unseen(timeline: Timeline, window: SteadyWindow, row: Floats) -> Float
     return row
 
 
-def _waits(timeline: Timeline, cut: Pieces) -> list[Floats]:
+def _waits(cut: Pieces, column: Ints) -> list[Floats]:
     """Per rank of the cut (n, 2) begin and end [s] of its bubbles."""
-    column = _columns(timeline, cut)
     bubble = column >= _BUBBLE
     spans = np.stack([cut.start[bubble], cut.stop[bubble]], axis=1)
     ends = np.searchsorted(cut.owner[bubble], np.arange(len(cut.ranks) + 1))
