@@ -160,10 +160,7 @@ class BlockColumns:
         self.low = np.array([column.low for column in columns], dtype=np.float64)
         self.high = np.array([column.high for column in columns], dtype=np.float64)
         self.mean = np.array([column.mean for column in columns], dtype=np.float64)
-        self._all = with_since(columns)
-        since, since_of = distinct([column.since for column in self._all])
-        number = distinct([*self._all, *since])[1][len(self._all) :]  # they are all there: only None has a new one
-        self._since = np.where(number < len(self._all), number, -1)[since_of]
+        self._all, self._since = with_since(columns)
         of = distinct([column.of for column in self._all])[1]
         self._values = [column.values for column in self._all]
         sizes = np.fromiter(map(len, self._values), dtype=np.int64, count=len(self._values))
@@ -217,14 +214,20 @@ class BlockColumns:
         return table
 
 
-def with_since(columns: list[Column]) -> list[Column]:
-    """Columns, and behind them those that any is counted from, each once."""
-    while True:
-        since = [column for column in distinct([column.since for column in columns])[0] if column is not None]
-        held = distinct([*columns, *since])[0]
-        if len(held) == len(columns):
-            return held
-        columns = held
+def with_since(columns: list[Column]) -> tuple[list[Column], Ints]:
+    """Columns, and behind them those that any is counted from, each once; and the number of what each is counted from,
+    -1 for 0."""
+    held = list(columns)
+    number = dict(zip(map(id, held), range(len(held)), strict=True))
+    numbers = [np.zeros(0, dtype=np.int64)]
+    fresh = columns
+    while fresh:
+        since, since_of = distinct([column.since for column in fresh])
+        fresh = [column for column in since if column is not None and id(column) not in number]
+        number.update(zip(map(id, fresh), range(len(held), len(held) + len(fresh)), strict=True))
+        held += fresh
+        numbers.append(np.array([number.get(id(column), -1) for column in since], dtype=np.int64)[since_of])
+    return held, np.concatenate(numbers)
 
 
 def distinct(objects: Sequence[Any]) -> tuple[list[Any], Ints]:

@@ -169,6 +169,7 @@ class _Templates:
         self._role = role
         self._slowdown = slowdown
         self._known: dict[object, StretchTemplate] = {}
+        self._equal: dict[object, StretchTemplate] = {}
 
     def of(self, begin: int, end: int) -> StretchTemplate:
         """Of the ops from ``begin`` to ``end``."""
@@ -178,12 +179,18 @@ class _Templates:
         key = id(first.groups), first.step, *self._asked(begin, end, listed)
         known = self._known.get(key)
         if known is None:
+            # What is written several times often asks for the same; each step has a pace of its own.
             ops = tuple(self._role.ops[begin : end + 1])
-            needs = tuple(_within(ops, begin))
-            spent = tuple(_spent(self._role, op) if isinstance(op, Compute) else None for op in ops)
-            least = sum(float(np.min(op.duration)) for op in ops if isinstance(op, Compute))
-            known = self._known[key] = StretchTemplate(ops, needs, spent, self._slowdown, least)
+            asked = id(first.groups), first.step, *((op.stream, _asks(op, begin + k)) for k, op in enumerate(ops))
+            known = self._known[key] = self._equal.get(asked) or self._made(ops, begin)
+            self._equal[asked] = known
         return known
+
+    def _made(self, ops: tuple[Op, ...], begin: int) -> StretchTemplate:
+        needs = tuple(_within(ops, begin))
+        spent = tuple(_spent(self._role, op) if isinstance(op, Compute) else None for op in ops)
+        least = sum(float(np.min(op.duration)) for op in ops if isinstance(op, Compute))
+        return StretchTemplate(ops, needs, spent, self._slowdown, least)
 
     def _asked(self, begin: int, end: int, listed: Sequence[Op]) -> Iterator[object]:
         """What the times of these ops depend on; of those that a pass repeats, which they are."""

@@ -217,6 +217,19 @@ def of_ranks(done: list[TimedAction], ranks: Ints) -> list[TimedAction]:
     return [action for action in done if action.rank in members]
 
 
+def by_replica(done: list[TimedAction], replicas: Ints) -> list[list[TimedAction]]:
+    """Those of each of some replicas, (replicas, stages) ranks, in the same order."""
+    replicas_of: defaultdict[int, list[int]] = defaultdict(list)  # a rank may stand for others in several
+    for k, members in enumerate(replicas.tolist()):
+        for rank in members:
+            replicas_of[rank].append(k)
+    of_each_replica: list[list[TimedAction]] = [[] for _ in replicas]
+    for action in done:
+        for k in replicas_of.get(action.rank, ()):
+            of_each_replica[k].append(action)
+    return of_each_replica
+
+
 def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[StageTime]:
     """Where the time of each stage goes, mean over some steps; None is the :func:`steady` ones.
 
@@ -247,17 +260,9 @@ def _weighted(timeline: Timeline, steps: Sequence[int] | None) -> list[tuple[int
     done = actions(timeline, alike(timeline)[0].tolist()) if len(kinds) else {}
     if not set(chosen) & set(done):
         raise ProgramError("no pipeline here: no op has a stage and is a forward or a backward of a micro-batch")
-    kinds_of: defaultdict[int, list[int]] = defaultdict(list)  # a rank may stand for others in several
-    for k, kind in enumerate(kinds.tolist()):
-        for rank in kind:
-            kinds_of[rank].append(k)
     weighted = []
     for s in (s for s in chosen if s in done):
-        of_kind: list[list[TimedAction]] = [[] for _ in kinds]
-        for action in done[s]:
-            for k in kinds_of.get(action.rank, ()):
-                of_kind[k].append(action)
-        weighted += [(weight, s, of_kind[k]) for k, weight in enumerate(weights.tolist())]
+        weighted += [(weight, s, own) for weight, own in zip(weights.tolist(), by_replica(done[s], kinds), strict=True)]
     return weighted
 
 

@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from clustersim.explain.intervals import BusyTime
@@ -20,8 +22,7 @@ BACK = ("B", "I")
 """Actions that hand a gradient to the stage before."""
 
 
-@dataclass(frozen=True)
-class TimedAction:
+class TimedAction(msgspec.Struct, frozen=True, gc=False):
     """One action of one rank; times in seconds."""
 
     rank: int
@@ -92,14 +93,17 @@ def medians(replica: Sequence[TimedAction]) -> dict[tuple[int, int, str], float]
             took[a.stage, a.chunk, a.action][-1] -= shared
             took[b.stage, b.chunk, b.action][-1 - ((a.chunk, a.action) == (b.chunk, b.action))] -= shared
         last[a.rank] = a
-    return {key: float(np.median(values)) for key, values in took.items()}
+    return {key: median(values) for key, values in took.items()}
 
 
 def pass_medians(replica: Sequence[TimedAction]) -> dict[str, float]:
     """Seconds by action: the median over stages and chunks of what it takes there."""
-    own = medians(replica)
+    return _over_stages(medians(replica))
+
+
+def _over_stages(own: dict[tuple[int, int, str], float]) -> dict[str, float]:
     kinds = {action for *_, action in own}
-    return {k: float(np.median([v for (*_, action), v in own.items() if action == k])) for k in kinds}
+    return {k: median(v for (*_, action), v in own.items() if action == k) for k in kinds}
 
 
 def edges(replica: Sequence[TimedAction]) -> dict[int, Edges]:
@@ -163,7 +167,7 @@ class IdealIdle:
 def expected(replica: Sequence[TimedAction]) -> dict[int, IdealIdle]:
     """Stage -> what its schedule and its neighbours' work make it idle; see :mod:`clustersim.explain.pipeline`."""
     own = medians(replica)
-    equal = pass_medians(replica)
+    equal = _over_stages(own)
     ideal = idle_times(played(replica, lambda a: equal[a.action]))
     apart = idle_times(played(replica, lambda a: own[a.stage, a.chunk, a.action]))
     return {

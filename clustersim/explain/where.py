@@ -224,10 +224,12 @@ def _of_stages(timeline: Timeline, window: SteadyWindow) -> list[Floats]:
     held_up = _held_up(host[np.searchsorted(ranks, replicas)].max(axis=0))
     held_up[held_up < NOTABLE * (window.end - window.begin)] = 0.0
     rows = [np.zeros(len(COLUMNS)) for _ in range(replicas.shape[1])]
-    for members, weight in zip(replicas, (count / count.sum() / len(window.steps)).tolist(), strict=True):
-        steps = [pipeline.of_ranks(done[s], members) for s in window.steps.tolist() if s in done]
-        places = np.searchsorted(ranks, members)
-        for stage, row in enumerate(_of_replica(steps, sums[places], [waits[k] for k in places.tolist()])):
+    weights = (count / count.sum() / len(window.steps)).tolist()
+    done_by = [pipeline.by_replica(done[s], replicas) for s in window.steps.tolist() if s in done]
+    for k, weight in enumerate(weights):
+        steps = [of_replicas[k] for of_replicas in done_by]
+        places = np.searchsorted(ranks, replicas[k])
+        for stage, row in enumerate(_of_replica(steps, sums[places], [waits[i] for i in places.tolist()])):
             rows[stage] += weight * _with_hosts(row, float(held_up[stage]))
     return rows
 
