@@ -17,10 +17,11 @@ from clustersim.collectives.base import Group, Plan, Request
 from clustersim.core.errors import ProgramError
 from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send
 from clustersim.core.timeline import Timeline
-from clustersim.engine import simulate
+from clustersim.engine import meetings, simulate
 from clustersim.engine.beside import around
+from clustersim.engine.inside import StretchPlans
 from clustersim.engine.play import Play
-from clustersim.engine.stretches import Shortened, Stretch
+from clustersim.engine.stretches import Shortened, Stretch, StretchTemplate
 
 SPLIT = "tp8_pp4_llama3_70b_32x8_h100"
 SMALL = {"cluster.nodes": 4, "parallel.tp": 4, "parallel.pp": 2, "parallel.global_batch_size": 16, "run.steps": 2}
@@ -107,6 +108,24 @@ def test_micro_batches_cost_a_few_ops_each_and_not_one_a_layer(monkeypatch: pyte
         costs.append(handled)
         sizes.append(sum(len(role.ops) for role in prepared.program.roles))
     assert (costs[1] - costs[0]) * 20 < sizes[1] - sizes[0]
+
+
+def test_stretches_that_ask_for_the_same_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_out: list[object] = []
+    real = meetings.stretch_plans
+
+    def noted(template: StretchTemplate, *how: Any) -> StretchPlans:
+        ops = template.ops
+        groups = ops[0].groups.tobytes()  # type: ignore[union-attr]
+        takes = [None if spent is None else np.asarray(spent).tobytes() for spent in template.spent]
+        asked = [(op.kind, op.nbytes) if isinstance(op, Collective) else None for op in ops]
+        worked_out.append((groups, ops[0].step, template.needs, tuple(takes), tuple(asked)))
+        return real(template, *how)
+
+    monkeypatch.setattr(meetings, "stretch_plans", noted)
+    scenario.load(SPLIT, SMALL).run()
+    assert len(worked_out) > 2
+    assert len(set(worked_out)) == len(worked_out)
 
 
 def forked(rng: Random) -> tuple[Program, list[Collective]]:
