@@ -210,7 +210,7 @@ def test_whoever_is_slow_is_named_with_what_it_has_more():
 
 def test_a_head_is_told_in_layers_and_a_stage_of_more_layers_by_their_number():
     even = load("1f1b_gpt2_xl_1x8_a100").run().timeline
-    assert told(even)[0] == "the other stages wait for stage 7, whose head costs 5.2 layers"
+    assert told(even)[0] == "the other stages wait for stage 7, whose head costs 5.4 layers"
     layout = {"parallel.pp": 2, "parallel.layout": [20, 28], "model.options": {"vocab": 1024}}
     uneven = load("1f1b_gpt2_xl_1x8_a100", {**layout, "parallel.microbatches": 16}).run().timeline
     assert told(uneven)[0] == "stage 0 waits for stage 1, which has 28 layers where others have 20"
@@ -218,7 +218,7 @@ def test_a_head_is_told_in_layers_and_a_stage_of_more_layers_by_their_number():
 
 def test_the_verdict_and_the_first_cause_name_the_stage_that_holds_all():
     found = explain(load("1f1b_gpt2_xl_1x8_a100").run().timeline)
-    assert "because the other stages wait for stage 7, whose head costs 5.2 layers" in found.verdict
+    assert "because the other stages wait for stage 7, whose head costs 5.4 layers" in found.verdict
     assert found.causes[0].startswith("Bubble, ")
     assert "(p-1)/m = 7/24 is 29.2%" in found.causes[0]
     assert "bubble " in found.shares
