@@ -37,7 +37,7 @@ assert 4 < gain["hgx-a100"][-1] < 5.5
 assert gain["pcie-a100"][-1] < 1.7
 assert best == 4
 assert [row["which is"] for row in rows] == sorted(row["which is"] for row in rows)
-assert 1.6 < rows[-1]["waiting for sums"] / rows[-2]["waiting for sums"] < 2.5
+assert 1.6 < rows[-1]["waiting for sums"] / rows[-2]["waiting for sums"] < 2.6
 assert 1.0 < last[0] / last[1] < 1.3
 
 # Sequence parallelism: less memory, a quarter more traffic, about the same time.
