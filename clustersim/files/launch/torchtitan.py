@@ -11,15 +11,10 @@ from clustersim.core.texts import shown
 from clustersim.files.launch.files import Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.files.launch.table import FrameworkTable
+from clustersim.files.launch.titan_pipelines import COUNTS, PARALLEL, batches_of_2024, count_in
 from clustersim.files.launch.titan_python import COMPILED
 from clustersim.scenario import Scenario
 from clustersim.scenario.run.parts import transformer_of
-
-BATCH = 8
-"""``training.batch_size`` of a file that does not say it."""
-_PARALLEL = "parallelism.pipeline_parallel_"
-_BATCHES: tuple[Key, ...] = (("config", "training.batch_size"), ("config", "training.local_batch_size"))
-_COUNTS = ("experimental.pipeline_parallel_microbatches", "training.pipeline_parallel_microbatches")
 
 
 def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
@@ -42,7 +37,7 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     notes += _checkpointing(options)
     notes += _replicated(options)
     notes += _loops_of_2024(options)
-    return notes + _batches_of_2024(options, table)
+    return notes + batches_of_2024(options, table)
 
 
 PLAIN = {
@@ -96,7 +91,7 @@ _OF_TOKENS = {
     "training.max_context_length": "training.seq_len",
     "training.num_tokens_per_microbatch_per_dp_rank": "training.local_batch_size",
     "training.num_tokens_per_train_step": "training.global_batch_size",
-    "parallelism.num_pp_microbatches": f"{_PARALLEL}microbatch_size",
+    "parallelism.num_pp_microbatches": f"{PARALLEL}microbatch_size",
 }
 """Options of configurations that count tokens, and those that count samples in their place."""
 
@@ -114,13 +109,13 @@ def _samples_of_tokens(options: dict[Key, OptionValue]) -> list[str]:
         options["config", "compile.enable"] = OptionValue("compile", True, there.where)
     length, tokens, step, passes = (taken.get(name) for name in _OF_TOKENS)
     by = next(iter(taken.values()))
-    seq_len = SEQUENCE if length is None else _whole(length)
+    seq_len = SEQUENCE if length is None else count_in(length)
     samples = _samples(tokens, TOKENS, seq_len, by)
-    degree = options.get(("config", f"{_PARALLEL}degree"))
+    degree = options.get(("config", f"{PARALLEL}degree"))
     count = 1
-    if degree is not None and _whole(degree) > 1:
-        count = 1 if passes is None else _whole(passes)
-        options["config", f"{_PARALLEL}microbatch_size"] = OptionValue("samples of a micro-batch", samples, by.where)
+    if degree is not None and count_in(degree) > 1:
+        count = 1 if passes is None else count_in(passes)
+        options["config", f"{PARALLEL}microbatch_size"] = OptionValue("samples of a micro-batch", samples, by.where)
     options["config", "training.seq_len"] = length or OptionValue("training.max_context_length", seq_len, by.where)
     named = tokens or OptionValue("training.num_tokens_per_microbatch_per_dp_rank", TOKENS, by.where)
     options["config", "training.local_batch_size"] = OptionValue(named.name, samples * count, named.where)
@@ -138,7 +133,7 @@ def _samples_of_tokens(options: dict[Key, OptionValue]) -> list[str]:
 
 def _samples(tokens: OptionValue | None, usual: int, seq_len: int, by: OptionValue) -> int:
     """Whole samples of so many tokens. Raises :class:`ScenarioError`."""
-    count = usual if tokens is None else _whole(tokens)
+    count = usual if tokens is None else count_in(tokens)
     if count % seq_len:
         option = tokens or by
         raise ScenarioError(
@@ -261,7 +256,7 @@ def _async_tensor_parallel(options: dict[Key, OptionValue]) -> None:
 def _chunked_loss(options: dict[Key, OptionValue]) -> None:
     """A loss in chunks, where nothing splits the model, is the scenario's."""
     key: Key = ("config", "loss.chunked")
-    degrees = ("tensor_parallel_degree", f"{_PARALLEL}degree", "context_parallel_degree", "expert_parallel_degree")
+    degrees = ("tensor_parallel_degree", f"{PARALLEL}degree", "context_parallel_degree", "expert_parallel_degree")
     stated = [options.get(("config", f"parallelism.{name.removeprefix('parallelism.')}")) for name in degrees]
     if key in options and all(degree is None or str(degree.value) == "1" for degree in stated):
         options["config", "loss.chunks"] = options.pop(key)
@@ -271,7 +266,7 @@ FIRST_FLOAT8: Key = ("config", "training.fp8_linear")
 """Of the first half of 2024: "dynamic", or nothing."""
 
 
-TRANSLATED = (*_OF_TOKENS, *_COUNTS, FIRST_FLOAT8[1])
+TRANSLATED = (*_OF_TOKENS, *COUNTS, FIRST_FLOAT8[1])
 """Options that are read here, in place of those of the table's release."""
 
 
@@ -334,41 +329,6 @@ def _early_stop(options: dict[Key, OptionValue]) -> None:
         options[key] = OptionValue("early_stop", False, mode.where)
 
 
-def _batches_of_2024(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
-    """Micro-batches of a pipeline, said as how many there are."""
-    _schedule(options, table)
-    counts = [options.pop(key) for key in [("config", name) for name in _COUNTS] if key in options]
-    degree = options.get(("config", f"{_PARALLEL}degree"))
-    old = counts or (degree is not None and degree.name.lstrip("-").startswith(("experimental.", "training.")))
-    stages = 1 if degree is None else _whole(degree)
-    micro: Key = ("config", f"{_PARALLEL}microbatch_size")
-    if not old or stages < 2 or micro in options:
-        return []
-    count = counts[0] if counts else None
-    passes = _whole(count) if count is not None else stages * (2 if _looped(options) else 1)
-    batch = next((options[key] for key in _BATCHES if key in options), None)
-    samples = BATCH if batch is None else _whole(batch)
-    if samples % passes:
-        where = next(option.where for option in (count, degree, batch) if option is not None)
-        raise ScenarioError(f"{where}: a batch of {samples} samples is not made of {passes} micro-batches")
-    if count is not None:
-        options[micro] = OptionValue(count.name, samples // passes, count.where)
-        return []
-    options[micro] = OptionValue("micro-batches", samples // passes, "")
-    return [f"the batch is cut into {passes} micro-batches, one for each stage, as nobody says how many"]
-
-
-def _whole(option: OptionValue) -> int:
-    """A count. Raises :class:`ScenarioError` for none."""
-    try:
-        count = int(str(option.value))
-    except ValueError:
-        count = 0
-    if not 1 <= count < 2**31:
-        raise ScenarioError(f"{option.where}: {option.name} {option.value!r} does not fit: expected a whole number")
-    return count
-
-
 _NAMES_OF_2024 = (
     "training.data_parallel_",
     "training.tensor_parallel_",
@@ -387,26 +347,3 @@ def _loops_of_2024(options: dict[Key, OptionValue]) -> list[str]:
     by = named[0]
     options["config", "optimizer.fused"] = OptionValue("optimizer.fused", False, by.where)
     return [f"{by.where}: {by.name} is a name of 2024, when no optimizer was fused unless optimizer.fused asked for it"]
-
-
-def _schedule(options: dict[Key, OptionValue], table: FrameworkTable) -> None:
-    """A schedule by the table's word. Raises :class:`ScenarioError` for DualPipeV one pass after another."""
-    key: Key = ("config", f"{_PARALLEL}schedule")
-    if key not in options:
-        return
-    schedule = options[key]
-    overlap = options.get(("config", f"{_PARALLEL}expert_parallel_overlap"))
-    if overlap is not None and str(overlap.value).lower() == "false" and schedule.value == "DualPipeV":
-        raise ScenarioError(
-            f"{overlap.where}: {overlap.name} false beside DualPipeV is not played, whose passes lie beside each "
-            "other; say true, or another schedule"
-        )
-    words = {str(pair[0]).lower(): pair[0] for row in table.rows if row.option == key[1] for pair in row.map or ()}
-    word = str(schedule.value).lower().replace("_", "")
-    options[key] = OptionValue(schedule.name, words.get(word, schedule.value), schedule.where)
-
-
-def _looped(options: dict[Key, OptionValue]) -> bool:
-    """Whether a rank has two stages, as schedules that loop have where no split points say more."""
-    schedule = options.get(("config", f"{_PARALLEL}schedule"))
-    return schedule is not None and str(schedule.value).lower() not in {"1f1b", "gpipe"}
