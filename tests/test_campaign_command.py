@@ -256,7 +256,7 @@ def test_every_picture_says_in_words_what_it_shows(said):
     drawn = pictures(said)
     assert set(drawn) == {"month", "ledger", "interval", "nodes"}
     assert "lost work" in plots.alt_text(drawn["month"])
-    assert "productive 20.0" in plots.alt_text(drawn["ledger"])
+    assert "productive 20 d" in plots.alt_text(drawn["ledger"])
 
 
 @needs_browser

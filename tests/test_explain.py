@@ -245,7 +245,7 @@ def test_of_a_run_that_seldom_waits_is_said_what_its_step_goes_to():
     said = "41.29 ms a step; 52.6% of the step goes to compute-bound kernels and 34.2% to memory-bound kernels, "
     # Whatever takes over a quarter is named.
     assert found.verdict.startswith(f"{said}and the largest wait is small, 2.4%: ")
-    assert "compute-bound 52.2%" in found.shares
+    assert "compute-bound 52.6%" in found.shares
 
 
 def test_the_sentence_is_one_wherever_it_is_said(clustersim, tmp_path):

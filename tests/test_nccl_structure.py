@@ -139,11 +139,12 @@ def test_steps_of_simple_whose_piece_is_empty_take_less():
 
 
 @pytest.mark.parametrize(("ranks", "published"), [(1, 1329e-6), (2, 752e-6), (4, 495e-6)])
-def test_a_ring_over_many_nodes_hides_its_hops_behind_its_bytes(ranks, published):
-    """64 MiB gathered on ten nodes of H100 with one, two and four GPUs each; an earlier law was 13 to 19 % too slow."""
+def test_a_ring_over_many_nodes_is_told_at_most_a_seventh_too_slow(ranks, published):
+    """64 MiB gathered on ten nodes of H100 with one, two and four GPUs each, by one of two publishers whose rings hide
+    hops behind their bytes; ten others' add them, as is played (:func:`nccl_terms.over_nodes`)."""
     on = fabrics.load("hgx-h100", nodes=10)
     few = Group(on, fabrics.mesh(on, nproc_per_node=ranks).gpus, nccl_version=(2, 29))
-    assert seconds("all_gather", 2.0**26, few) == pytest.approx(published, rel=0.11)
+    assert seconds("all_gather", 2.0**26, few) == pytest.approx(published, rel=0.14)
 
 
 @pytest.mark.parametrize(("ranks", "published"), [(2, 966e-6), (4, 1213e-6)])

@@ -513,7 +513,7 @@ def test_an_option_is_known_as_well_as_its_own_run_says(tmp_path):
     found = search(read, file, tmp_path / "out", SearchOptions(jobs=1, exhaustive=True))
     ran = [option for option in found.options if option.state == "simulated"]
     assert {option.kind for option in ran} == {"experts", "thin experts"}  # what is not split has no host of its own
-    assert len({option.error for option in ran}) == 4
+    assert len({(option.kind, option.error) for option in ran}) == 4
     for option in ran:
         prepared = scenario_of(read, file, option.candidate).prepare()
         assert option.error == pytest.approx(trust(prepared).p50)

@@ -125,8 +125,8 @@ def test_the_verdict_of_a_pipeline_says_what_would_give_back_what_it_loses():
     assert text.endswith("whose head costs 5.4 layers; a layout would save 30.0% of the time per sample.")
     hardly = [LossRemedy("imbalance", "a layout", 0.01), LossRemedy("schedule", "a schedule", 0.097)]
     text = weighed_again(explained, result.facts(), {}, hardly).verdict
-    assert "13.3% of the step is lost because the schedule has to fill and drain" in text
-    assert "34.1% is lost because the other stages wait for stage 7" in text
+    assert "13.1% of the step is lost because the schedule has to fill and drain" in text
+    assert "34.9% is lost because the other stages wait for stage 7" in text
     assert text.endswith("but a layout would save no more than 1.0% of the time per sample.")
 
 
