@@ -250,6 +250,15 @@ def format_long(seconds: float) -> str:
     return format_time(seconds)
 
 
+def format_days(days: float) -> str:
+    """Days in the unit that fits; a rounding below 0 is none.
+
+    >>> format_days(4.14), format_days(0.03), format_days(-1e-9)
+    ('4.14 d', '43.2 min', '0 s')
+    """
+    return format_long(max(0.0, days) * DAY)
+
+
 def quantity(kind: type, value: object) -> object:
     """msgspec's ``dec_hook`` for fields whose type reads itself, such as :class:`Bandwidth`. Raises
     :class:`UnitError`."""

@@ -76,7 +76,7 @@ def _steps(timeline: Timeline, peak: float | None) -> Columns:
     infos = kinds(ops)
     number = kind_of(ops)
     ends = timeline.per_op()["end"]
-    step = of_each(ops, lambda op: op.step, np.int64)
+    step = timeline.op_steps
     step_numbers = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
     last = np.array([float(ends[step == s].max()) for s in step_numbers.tolist()])
     seconds = np.diff(last, prepend=0.0)

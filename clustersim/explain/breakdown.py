@@ -21,7 +21,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.memo import kept_with_first
-from clustersim.core.op_infos import kind_of, kinds, of_each
+from clustersim.core.op_infos import kind_of, kinds
 from clustersim.core.timeline import Timeline
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pieces import STATES, Pieces, by_class, pieces, ranks_with_spans
@@ -144,7 +144,7 @@ def steps_between(timeline: Timeline, begin: float, end: float) -> float:
     ends = timeline.per_op()["end"]
     if not np.isfinite(ends).any():
         return 1
-    steps = of_each(timeline.ops, lambda op: op.step, np.int64)
+    steps = timeline.op_steps
     last = np.full(int(steps.max()) + 1, -np.inf)
     np.maximum.at(last, steps, ends)
     return max(1, int(((last > begin) & (last <= end * (1 + 1e-12))).sum()))

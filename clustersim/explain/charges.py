@@ -120,7 +120,7 @@ class ChargeBook:
         blamed = blamed[placed]
         self.charges = booked(lost, blames, blamed, self.cut, self.weight)
         hidden = np.flatnonzero((lost.state == _EXPOSED) & self.could_hide[lost.op])
-        step = of_each(self.timeline.ops, lambda op: op.step, np.int64)[lost.op[hidden]]
+        step = self.timeline.op_steps[lost.op[hidden]]
         self.exposed = by_step(lost.at(hidden), blames, blamed[hidden], step, self.weight)
 
     def _moved(self, lost: LostSeconds, blames: list[Blame]) -> tuple[LostSeconds, Ints]:

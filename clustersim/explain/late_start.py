@@ -63,7 +63,7 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
     carries = of_each(ops, reduces, bool)[op_of] & talks
     busy = BusyTime(spans["start"][talks], spans["end"][talks])
     starts = {}
-    for s, own in _by_step(of_each(ops, lambda op: op.step, np.int64)[op_of], inside):
+    for s, own in _by_step(timeline.op_steps[op_of], inside):
         back = own[backward[own]]
         sent = own[carries[own]]
         if not len(back):

@@ -115,7 +115,7 @@ def has_pipeline(timeline: Timeline) -> bool:
 def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
     """(begin, end) [s] of each step: from the end of the one before, or its own beginning where that is earlier."""
     times = timeline.per_op()
-    step = of_each(timeline.ops, lambda op: op.step, np.int64)
+    step = timeline.op_steps
     windows = {}
     before = 0.0
     for s in dict.fromkeys(step[np.argsort(times["ready"], kind="stable")].tolist()):

@@ -49,7 +49,7 @@ def last_step(timeline: Timeline) -> tuple[float, float]:
     """(begin, end) [s] of the last step: from the end of the one before, on whichever rank that was latest."""
     steady = steady_window(timeline)
     ended = timeline.per_op()["end"]
-    steps = of_each(timeline.ops, lambda op: op.step, np.int64)
+    steps = timeline.op_steps
     before = ended[steps < steady.steps[-1]].max(initial=-np.inf)
     return (float(before) if steady.begin < before < steady.end else steady.begin), steady.end
 

@@ -33,7 +33,7 @@ from functools import cache, partial
 import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
-from clustersim.core.op_infos import each_kind, kind_of, kinds, of_each
+from clustersim.core.op_infos import each_kind, kind_of, kinds
 from clustersim.core.program import GPU_BOUNDS
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.explain.dimensions import dimension
@@ -142,7 +142,7 @@ def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
         return _at_own_paces(run, turned, steps, early)
     ends = replayed(run, turned.compute, turned.transfers.__getitem__, early=early)
     ends = np.broadcast_to(ends, (len(turned.knobs), ends.shape[-1]))
-    of_op = of_each(run.timeline.ops, lambda op: op.step, np.int64)
+    of_op = run.timeline.op_steps
     begin = ends[:, of_op < steps.min()].max(axis=1, initial=-np.inf)
     last = ends[:, np.isin(of_op, steps)].max(axis=1)
     step_times: list[float] = ((last - np.where(np.isfinite(begin), begin, 0.0)) / len(steps)).tolist()

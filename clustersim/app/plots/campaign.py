@@ -11,7 +11,7 @@ from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, p
 from clustersim.app.plots.lines import Axis, lines
 from clustersim.app.plots.style import INK, QUIET, palette
 from clustersim.core.errors import ProgramError
-from clustersim.core.units import DAY, HOUR, format_long
+from clustersim.core.units import DAY, HOUR, format_days
 
 if TYPE_CHECKING:
     from clustersim.studies.campaign.answer import LedgerPart
@@ -90,17 +90,14 @@ def ledger(parts: Mapping[str, LedgerPart], title: str | None = None, *, ax: Axe
     plain_axes(axes, ())
     axes.set_xticks([])
     axes.set_xlim(0, 1)
-    axes.set_yticks([1.0, 0.0], [f"all {_long(total)}", f"the other {_long(rest_total)}"], fontsize=10)
+    axes.set_yticks([1.0, 0.0], [f"all {format_days(total)}", f"the other {format_days(rest_total)}"], fontsize=10)
     least = {name: SEEN * (rest_total if name in rest else total) for name in parts}  # of the bar where it is larger
-    named = {f"{name} {_long(part.days)}": COLOURS[name] for name, part in parts.items() if part.days > least[name]}
+    named = {
+        f"{name} {format_days(part.days)}": COLOURS[name] for name, part in parts.items() if part.days > least[name]
+    }
     _legend(figure, ax, axes, named)
-    caption = ", ".join(f"{name} {_long(part.days)}" for name, part in parts.items())
-    return titled(figure, title, f"Where {_long(total)} went: {caption}.", ax)
-
-
-def _long(days: float) -> str:
-    """Days in words; a rounding below 0 is none."""
-    return format_long(max(0.0, days) * DAY)
+    caption = ", ".join(f"{name} {format_days(part.days)}" for name, part in parts.items())
+    return titled(figure, title, f"Where {format_days(total)} went: {caption}.", ax)
 
 
 def _bar(axes: Axes, y: float, parts: Mapping[str, LedgerPart], total: float) -> None:

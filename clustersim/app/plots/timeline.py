@@ -11,7 +11,6 @@ from clustersim.app.plots.bars import ROW_HEIGHT, BarCanvas, BarRow, draw_row, l
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, plain_axes, titled
 from clustersim.app.plots.style import INK, QUIET, time_unit
 from clustersim.app.plots.tracks import who
-from clustersim.core.op_infos import of_each
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain.occupancy import occupancy
@@ -70,7 +69,7 @@ def gantt(
 def _draw_steps(canvas: BarCanvas, timeline: Timeline, lowest: float) -> None:
     """A dotted line where each step ends, and its number above; steps are counted from 1, as iterations are."""
     ends = timeline.per_op()["end"]
-    steps = of_each(timeline.ops, lambda op: op.step, np.int64)
+    steps = timeline.op_steps
     step_numbers = np.unique(steps[np.isfinite(ends)])
     begin = 0.0
     for step in step_numbers.tolist() if len(step_numbers) <= 24 else ():

@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.app.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
 from clustersim.app.report.pages import Page, PageSection, PageTable, each_twice, kept
 from clustersim.core.errors import several
-from clustersim.core.units import DAY, format_bytes, format_long
+from clustersim.core.units import format_bytes, format_days, format_long
 from clustersim.studies.campaign import GOODPUTS, CampaignAnswer, Job, Percentiles
 from clustersim.studies.campaign.answer import CampaignCost
 
@@ -113,10 +113,7 @@ def _money(usd: float) -> str:
 def _ledger(answer: CampaignAnswer) -> PageTable | None:
     if not answer.finishes:
         return None
-    rows = [
-        [part, format_long(max(0.0, part_of.days) * DAY), f"{part_of.share:z.2%}"]
-        for part, part_of in answer.ledger.items()
-    ]
+    rows = [[part, format_days(part_of.days), f"{part_of.share:z.2%}"] for part, part_of in answer.ledger.items()]
     return PageTable([("part", False), ("time", True), ("share", True)], rows)
 
 

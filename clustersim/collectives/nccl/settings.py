@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 import msgspec
 
@@ -26,7 +27,7 @@ _SETTING = re.compile(r"\b([NR]CCL_[A-Z][A-Z0-9_]*)=(\"[^\"]*\"|'[^']*'|(?:(?![,
 """One of several that spaces, commas or lines part; a list has commas too."""
 
 
-NVLS_ALONE = "NVLink SHARP is used though GPUs do not read each other (NCCL_P2P_DISABLE): NCCL's source does not bar it"
+NVLS_ALONE = "NVLink SHARP is used though GPUs do not read each other (NCCL_P2P_DISABLE), which nobody measured"
 
 
 class NcclSettings(msgspec.Struct, frozen=True):
@@ -83,9 +84,8 @@ def level_of(text: str) -> str | None:
     ('PHB', 'SYS', None)
     """
     word = text.strip()
-    if word[:1].isdecimal():
-        digits = re.match(r"\d+", word)
-        return _OLD_LEVELS[min(int(digits[0]) if digits else 0, len(_OLD_LEVELS) - 1)]
+    if digits := "".join(takewhile(str.isdecimal, word)):
+        return _OLD_LEVELS[min(int(digits), len(_OLD_LEVELS) - 1)]
     return word if word in PATH_CLASSES[: PATH_CLASSES.index("SYS") + 1] else None
 
 

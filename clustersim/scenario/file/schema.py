@@ -278,6 +278,11 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         if self.opal_cuda_support and self.backend != "mpi":
             raise ValueError("opal_cuda_support is Open MPI's; write it with backend = 'mpi'")
 
+    @property
+    def tells_nccl(self) -> bool:
+        """Whether NCCL does not choose all by itself: pins or variables tell it what."""
+        return bool(self.pins or self.nccl_environment)
+
 
 class MeasuredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``[[measured.steps]]``: a step that somebody timed.

@@ -271,7 +271,7 @@ class FormFamily:
         topology, mesh = self.known.machines[place]
         run = self.scenario.file.run
         planner = None
-        if not run.pins and not run.nccl_environment:
+        if not run.tells_nccl:
             backend = backend_of(self.scenario, topology, mesh)
             planner = functools.partial(backends.plan, backend=backend)
         manner = self.scenario.strategy.launch or run.launch, parse_nccl_version(run.nccl_version)

@@ -185,7 +185,7 @@ def _alike_in_every_step(parts: ScenarioParts) -> bool:
     """Whether a step, from the second on, is the one before with its ranks' paces dealt anew, which leaves the fastest
     rank's time as it is."""
     file = parts.scenario.file
-    changed = file.cluster.slow or file.cluster.changes or file.run.pins or file.incident or file.run.nccl_environment
+    changed = file.cluster.slow or file.cluster.changes or file.incident or file.run.tells_nccl
     kinds = {parts.topology.node_types[i].device for i in parts.topology.vertex_node[parts.mesh.gpus].tolist()}
     period = parts.scenario.strategy.period_of(parts.scenario.config)
     return period == 1 and len(kinds) == 1 and file.run.variation is None and not changed

@@ -68,9 +68,8 @@ def _of_few_passes(loaded: scenario.Scenario) -> SweepFigures:
     parts = held(loaded)
     few = folded_passes(parts)
     figures = _bare(few.step, parts.mesh.workers, parts.verdict)
-    shares = {"exposed_communication": few.step.exposed_communication_s / few.step.step_time_s}
     each = {} if few.each is None else dict(zip(EACH, few.each, strict=True))
-    return msgspec.structs.replace(figures, phase_shares=shares, more=each)
+    return msgspec.structs.replace(figures, phase_shares=_shares(few.step), more=each)
 
 
 EACH = ("pass_step_time_s", "pass_compute_s", "pass_exposed_communication_s")
@@ -84,16 +83,14 @@ def _with_passes(row: SweepRow, more: int) -> SweepRow:
         return row
     if not result.more:
         return SweepRow(row.key, error=Failure(PassesDiffer.__name__, "its passes do not repeat"))
-    spent = (result.step_time_s, result.compute_s, result.exposed_communication_s)
-    step, compute, exposed = (seconds + more * result.more[name] for seconds, name in zip(spent, EACH, strict=True))
-    figures = msgspec.structs.replace(
-        result,
-        step_time_s=step,
-        compute_s=compute,
-        exposed_communication_s=exposed,
-        phase_shares={"exposed_communication": exposed / step},
-    )
-    return SweepRow(row.key, figures)
+    played = SpentSeconds(result.step_time_s, result.compute_s, result.exposed_communication_s)
+    spent = played.with_more(more, SpentSeconds(*(result.more[name] for name in EACH)))
+    return SweepRow(row.key, msgspec.structs.replace(result, **spent._asdict(), phase_shares=_shares(spent)))
+
+
+def _shares(spent: SpentSeconds) -> dict[str, float]:
+    """Of a step of few passes, the share that is looked at."""
+    return {"exposed_communication": spent.exposed_communication_s / spent.step_time_s}
 
 
 def _bare(spent: SpentSeconds, gpus: int, verdict: Verdict | None) -> SweepFigures:

@@ -45,6 +45,10 @@ class SpentSeconds(NamedTuple):
     compute_s: float
     exposed_communication_s: float
 
+    def with_more(self, passes: int, each: SpentSeconds) -> SpentSeconds:
+        """Of a step with so many ``passes`` more, ``each`` of which adds as much."""
+        return SpentSeconds(*(seconds + passes * added for seconds, added in zip(self, each, strict=True)))
+
 
 @dataclass(frozen=True)
 class FoldedPasses:
@@ -62,8 +66,7 @@ class FoldedPasses:
             return self.step
         if self.each is None or passes < self.passes:
             raise PassesDiffer(f"a step of {passes} passes is not told by one of {self.passes}")
-        more = passes - self.passes
-        return SpentSeconds(*(seconds + more * added for seconds, added in zip(self.step, self.each, strict=True)))
+        return self.step.with_more(passes - self.passes, self.each)
 
 
 def can_fold(scenario: Scenario) -> bool:
@@ -71,7 +74,7 @@ def can_fold(scenario: Scenario) -> bool:
     file = scenario.file
     cluster = file.cluster
     run = file.run
-    differ = cluster.slow or cluster.changes or cluster.measured or file.incident or run.pins or run.variation
+    differ = cluster.slow or cluster.changes or cluster.measured or file.incident or run.tells_nccl or run.variation
     plain = run.fidelity == "flow" and not run.op_by_op and not run.jitter
     return scenario.strategy.name in KINDS and file.parallel is None and plain and not differ
 

@@ -16,7 +16,6 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
-from clustersim.core.op_infos import of_each
 from clustersim.core.program import COMPUTE_STREAM, Compute, Program, seconds
 from clustersim.core.timeline import Timeline
 from clustersim.core.variation import DrawnVariation
@@ -174,7 +173,7 @@ def _play(plain: Scenario, variation: DrawnVariation, rows: Ints) -> Floats:
 
 def _lengths(timeline: Timeline) -> Floats:
     """(steps,) [s] from the end of the step before to the end of each; of the first from its begin."""
-    number = of_each(timeline.ops, lambda op: op.step, np.int64)
+    number = timeline.op_steps
     ops = timeline.per_op()
     ends = np.array([ops["end"][(number == k) & (ops["ranks"] > 0)].max() for k in np.unique(number)])
     begin = float(ops["ready"][ops["ranks"] > 0].min())
