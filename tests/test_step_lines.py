@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from test_step_timers import told
 
+from clustersim.core.errors import TraceError
 from clustersim.files.traces import step_lines
 from clustersim.files.traces.heads import LONGEST_END, Head
 
@@ -138,3 +139,18 @@ def test_the_trainers_state_in_one_long_line_is_read(tmp_path: Path):
     last = '{"train_runtime": 400.0, "train_samples_per_second": 64.0, "train_steps_per_second": 0.5}'
     read = told(tmp_path / "trainer_state.json", f'{{"global_step": 200, "log_history": [{rows}, {last}]}}')
     assert read.step_time_s == pytest.approx(2.0)
+
+
+RESUMED = "INFO:transformers.trainer:  Total optimization steps = 200\n  Continuing training from global step 100\n"
+
+
+def test_the_mean_of_a_run_that_was_resumed_leaves_out_what_was_done_before(tmp_path: Path):
+    """The Trainer divides all steps by the time since then: half of them take twice as long."""
+    last = "{'train_runtime': 50.0, 'train_samples_per_second': 64.0, 'train_steps_per_second': 4.0}\n"
+    read = told(tmp_path / "resumed.log", RESUMED + last)
+    assert (read.step_time_s, read.rates) == (pytest.approx(0.5), {})
+    whole = told(tmp_path / "whole.log", RESUMED.splitlines()[0] + "\n" + last)
+    assert whole.step_time_s == pytest.approx(0.25)
+    at_its_end = last.replace("50.0", "0.002").replace("4.0}", "100000.0}")
+    with pytest.raises(TraceError, match="no step time"):
+        told(tmp_path / "end.log", at_its_end)

@@ -67,6 +67,7 @@ TABLES = {
         1.0,
     ),
     "milliseconds since 1970": (table("step,timestamp", *((i, 1e3 * (WALL + i)) for i in STEPS)), 1.0),
+    "verl's": (table("training/global_step,timing_s/gen,timing_s/step", *((i, 0.1, 0.25) for i in STEPS)), 0.25),
     "steps a second": (table("step,steps_per_second", *((i, 4) for i in STEPS)), 0.25),
     "a unit that the clocks tell": (
         table("step,step_time,_timestamp", *((i, 250, WALL + 0.25 * i) for i in STEPS)),
@@ -145,3 +146,41 @@ def test_rows_that_are_left_out_are_counted_but_the_one_that_is_being_written(tm
     assert (broken.skipped, broken.steps) == ({"a line that is no JSON object": 2}, 16)
     scalars = json.dumps([*([WALL + i, i, 3.1] for i in STEPS), [1, 2], 3])
     assert read(tmp_path / "scalars.json", scalars).skipped == {"an element of the list that is no row": 2}
+
+
+def state(rows: list[dict[str, object]]) -> str:
+    return json.dumps({"best_metric": None, "global_step": 8, "log_history": rows, "max_steps": 8}, indent=2)
+
+
+def test_a_state_of_the_trainer_with_the_time_of_steps_is_read(tmp_path: Path):
+    rows: list[dict[str, object]] = [{"loss": 0.1, "step": i, "step_time": 75.0 + i % 2} for i in STEPS]
+    told = read(tmp_path / "trainer_state.json", state(rows))
+    assert (told.framework, told.steps, told.step_time_s) == ("Hugging Face Trainer", 8, 75.0)
+
+
+def test_epochs_of_a_table_are_no_steps(tmp_path: Path):
+    text = table("step,epoch,_timestamp", *((i, i - 1, WALL + 60 * i) for i in STEPS))
+    with pytest.raises(TraceError, match="'step' grows as 'epoch' does, and an epoch is no step"):
+        read(tmp_path / "a", text)
+
+
+def test_an_evaluations_steps_a_second_are_no_training(tmp_path: Path):
+    told = read(tmp_path / "a", table("step,run - eval/steps_per_second", *((i, 4) for i in STEPS)))
+    assert (told.step_time_s, told.rates) == (None, {"eval/steps_per_second": 4.0})
+
+
+def test_a_history_in_parquet_is_read_as_one_in_csv(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    text = TABLES["a history of Weights & Biases"][0]
+    names, *rows = (line.split(",") for line in text.splitlines())
+    columns = {name: [float(row[i]) for row in rows] for i, name in enumerate(names)}
+    parquet.write_table(pyarrow.table(columns | {"words": [["a"]] * len(rows)}), tmp_path / "history.parquet")
+    told = traces.read(tmp_path / "history.parquet")
+    assert isinstance(told, TrainingLog)
+    assert told.lines == read(tmp_path / "history.csv", text).lines
+    data = (tmp_path / "history.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(TraceError, match="not a whole Parquet file"):
+        traces.read(tmp_path / "cut.parquet")

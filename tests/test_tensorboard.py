@@ -69,7 +69,8 @@ def test_deepspeeds_parts_are_told(tmp_path: Path):
 def test_without_a_time_wall_times_tell_it(tmp_path: Path):
     read = told(written(tmp_path / "events", [{"loss": 1.0}] * 5, apart=0.5))
     assert read.step_time_s == pytest.approx(0.5)
-    assert "between the wall times" in read.lines[0]
+    assert any("'wall time': all that lies between two rows" in line for line in read.lines)
+    assert any("if they are of epochs, so is the time" in line for line in read.lines)
 
 
 def test_a_file_that_is_cut_off_is_read_as_far_as_it_is_whole(tmp_path: Path):
@@ -109,3 +110,28 @@ def test_a_scalar_that_is_written_as_a_tensor_is_read(tmp_path: Path, kind: int,
     path = tmp_path / "events"
     path.write_bytes(FIRST + b"".join(records))
     assert told(path).step_time_s == 1.25
+
+
+def test_a_time_without_a_unit_is_in_that_of_the_wall_times(tmp_path: Path):
+    read = told(written(tmp_path / "events", [{"step_time": 500.0}] * 6, apart=0.5))
+    assert read.step_time_s == pytest.approx(0.5)
+
+
+def test_what_is_timed_in_evaluation_is_no_step(tmp_path: Path):
+    read = told(written(tmp_path / "events", [{"val/step_time": 0.25, "train/step_time": 2.0}] * 6))
+    assert read.step_time_s == 2.0
+
+
+@pytest.mark.parametrize("tag", ["epoch_loss", "time/epoch_time", "validation/epoch_accuracy"])
+def test_epochs_are_no_steps(tmp_path: Path, tag: str):
+    """A time between two of Keras' was once told as a step's."""
+    with pytest.raises(TraceError, match="an epoch is no step"):
+        traces.read(written(tmp_path / "events", [{tag: 1.0}] * 6))
+    read = told(written(tmp_path / "rate", [{tag: 1.0, "epoch_steps_per_second": 5.0}] * 6))
+    assert read.step_time_s == pytest.approx(0.2)
+
+
+def test_numbers_that_grow_as_the_epoch_does_are_no_steps(tmp_path: Path):
+    rows = [{"loss": 1.0, "epoch": 10.0 * i + 1} for i in range(6)]
+    with pytest.raises(TraceError, match="grows as 'epoch' does"):
+        traces.read(written(tmp_path / "events", rows))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from clustersim.core.errors import TraceError
+from clustersim.core.timeline import Timeline
 from clustersim.files import traces
 from clustersim.files.traces.digest import of_run
-from clustersim.files.traces.nsys import RangeContext, Ranges
+from clustersim.files.traces.nvtx_ranges import RangeContext, Ranges
 from clustersim.studies.replay.replay_scale import rate_of
 
 MAIN = 1 << 24 | 5
@@ -204,3 +207,48 @@ def test_a_range_around_all_steps_that_has_a_number_is_none_of_them(tmp_path: Pa
         )
     )
     assert sorted({op.step for op in run.ops}) == [5, 6, 7]
+
+
+def as_parquet(path: Path, folder: Path) -> Path:
+    """The tables of an export of SQLite as ``nsys export --type parquetdir`` writes them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    folder.mkdir()
+    with closing(sqlite3.connect(path)) as base:
+        for (table,) in base.execute("select name from sqlite_master where type = 'table'").fetchall():
+            rows = base.execute(f"select * from {table}")
+            names = [about[0] for about in rows.description]
+            columns = zip(*rows.fetchall(), strict=True)
+            named = dict(zip(names, map(list, columns), strict=False))
+            parquet.write_table(pyarrow.table(named), folder / f"{table}.parquet")
+    return folder
+
+
+def test_an_export_in_parquet_is_read_as_one_in_sqlite(tmp_path: Path):
+    launched = [(at, thread, f"k{i}") for i, (at, thread, _) in enumerate(EXPECTED)]
+    path = export(tmp_path / "p.sqlite", RANGES, launched)
+    run = traces.read(path)
+    same = traces.read(as_parquet(path, tmp_path / "report"))
+    assert isinstance(run, Timeline)
+    assert isinstance(same, Timeline)
+    assert len(run.ops) == len(launched)
+    assert [(op.name, op.step, op.phase) for op in same.ops] == [(op.name, op.step, op.phase) for op in run.ops]
+    assert same.per_op()["seconds"].tolist() == run.per_op()["seconds"].tolist()
+    (tmp_path / "report" / "StringIds.parquet").unlink()
+    with pytest.raises(TraceError, match="no table StringIds"):
+        traces.read(tmp_path / "report", "nsys")
+
+
+def test_a_payload_that_is_held_once_is_read(tmp_path: Path):
+    """Newer exports number the text of NCCL's payloads, too."""
+    payload = json.dumps({"Message size [bytes]": 4096, "NCCL communicator ID": 7})
+    kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    path = export(tmp_path / "p.sqlite", [(90, 120, "ncclAllReduce", MAIN)], [(100, MAIN, kernel)])
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("insert into StringIds values (99, ?)", (payload,))
+        base.execute("alter table NVTX_EVENTS add column jsonTextId")
+        base.execute("update NVTX_EVENTS set jsonTextId = 99")
+    run = traces.read(path)
+    assert isinstance(run, Timeline)
+    assert [(op.kind, op.nbytes) for op in run.ops] == [("all_reduce", 4096.0)]

@@ -99,8 +99,8 @@ _ROWS = (
     Format("capture", "clustersim capture", "`clustersim capture`", sniff=captured.sniff, read=captured.read),
     Format(
         "nsys",
-        "Nsight Systems sqlite export",
-        "`nsys export --type sqlite`",
+        "Nsight Systems export",
+        "`nsys export --type sqlite`, or parquetdir",
         sniff=nsys.sniff,
         read=nsys.read,
     ),
@@ -143,8 +143,9 @@ _ROWS = (
     Format(
         "step_table",
         "table of steps",
-        "CSV, JSON lines or lists with a row a step: Lightning's CSVLogger, exports of Weights & Biases, scalars that "
-        "TensorBoard downloads, metrics of MaxText, LitGPT, detectron2, MMEngine, a loop of one's own",
+        "CSV, JSON lines or lists, or Parquet with a row a step: Lightning's CSVLogger, exports of Weights & Biases, "
+        "scalars that TensorBoard downloads, metrics of MaxText, LitGPT, detectron2, MMEngine, a loop of one's own; "
+        "trainer_state.json where TRL logs step_time",
         sniff=step_tables.sniff,
         read=step_tables.read,
     ),

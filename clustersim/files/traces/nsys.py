@@ -1,4 +1,4 @@
-"""Nsight Systems' sqlite export (``nsys export --type sqlite``) -> a measured Timeline.
+"""Nsight Systems' export (``nsys export --type sqlite``, or ``parquetdir``) -> a measured Timeline.
 
 A rank is a process that ran kernels, or each GPU of a process that drives several. NCCL annotates its calls with NVTX
 ranges (``ncclAllReduce``) whose payload says the bytes; a kernel belongs to the range that its launch call lies in, on
@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import bisect
 import json
-import math
 import re
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
+from clustersim.files.traces import files, parquet
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.joining import join
+from clustersim.files.traces.nvtx_ranges import Ranges
 from clustersim.files.traces.profiled import BEHIND, UNNAMED, UNSIZED, ProfiledWork, RankCollective, RankTrace, unsized
 from clustersim.files.traces.samples import dtype_of, kind_of
 from clustersim.files.traces.unread import shared_advice
@@ -48,6 +49,17 @@ _COMM = "NCCL communicator ID"
 _TYPES = "f16|f32|f64|bf16|u8|i8|u32|i32|u64|i64|f8e4m3|f8e5m2|half|float|double|u?int8_t|u?int32_t|u?int64_t"
 _NAME = re.compile(rf"nccl(?:Dev)?Kernel_([A-Za-z]+)(?:_\w*?)?_({_TYPES})(?:_|$|\()")
 _RANGE = {"start", "end", "text", "textId", "globalTid"}
+_OF_GPU = ("globalPid", "start", "end", "correlationId", "deviceId", "streamId")
+_TABLES = {
+    "StringIds": ("id", "value"),
+    "CUPTI_ACTIVITY_KIND_KERNEL": (*_OF_GPU, "shortName"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": _OF_GPU,
+    "CUPTI_ACTIVITY_KIND_MEMSET": _OF_GPU,
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": _OF_GPU,
+    "CUPTI_ACTIVITY_KIND_RUNTIME": ("globalTid", "correlationId", "start"),
+    "NVTX_EVENTS": ("start", "end", "text", "textId", "globalTid", "jsonText", "jsonTextId"),
+}
+"""Tables of an export that are read, and their columns."""
 _PROCESS = ~0xFFFFFF
 """A globalTid without its thread is its globalPid (Nsight Systems' documentation of serialised ids)."""
 
@@ -55,27 +67,64 @@ Call = tuple[int, int, str, dict[str, Any]]
 
 
 def sniff(head: Head) -> Likeness:
-    """Whether this is an SQLite file."""
+    """Whether this is an SQLite file; of Parquet, its table may be another's."""
+    if head.data.startswith(parquet.MAGIC):
+        return Likeness.AMONG
     return likeness(named=False, shaped=head.data.startswith(_MAGIC))
 
 
 def read(paths: Sequence[Path]) -> Timeline:
-    """The run of these exports; each holds the ranks of one machine. Raises :class:`TraceError`."""
-    traces: list[RankTrace] = []
+    """The run of these exports; each file, or folder of Parquet, holds the ranks of one machine.
+
+    Raises :class:`TraceError`.
+    """
+    tables: defaultdict[Path, list[Path]] = defaultdict(list)
     for path in paths:
+        is_parquet = files.head(path, len(parquet.MAGIC)) == parquet.MAGIC
+        tables[path.parent if is_parquet else path].append(path)
+    traces: list[RankTrace] = []
+    for export, members in tables.items():
         try:
-            with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as base:
-                traces += _Export(base, path).ranks()
+            with closing(_base(export, members)) as base:
+                traces += _Export(base, export).ranks()
         except (
-            sqlite3.DatabaseError,
+            sqlite3.Error,
             TypeError,
             ValueError,
             AttributeError,
             ArithmeticError,
             RecursionError,
         ) as error:  # a cell of another type
-            raise TraceError(f"{path}: not a whole Nsight Systems export: {error}") from None
-    return join(traces, ", ".join(map(str, paths)))
+            raise TraceError(f"{export}: not a whole Nsight Systems export: {error}") from None
+    return join(traces, ", ".join(map(str, tables)))
+
+
+def _base(export: Path, members: Sequence[Path]) -> sqlite3.Connection:
+    """The database of an export: the file itself, or the tables that matter of a folder of Parquet, which are named as
+    those of SQLite are. Raises :class:`TraceError`."""
+    if members == [export]:
+        return sqlite3.connect(f"file:{export}?mode=ro&immutable=1", uri=True)
+    base = sqlite3.connect(":memory:")
+    for path in members:
+        if path.stem not in _TABLES:
+            continue
+        columns = parquet.columns(path, _TABLES[path.stem])
+        if not columns:
+            raise TraceError(f"{path}: has no column {_TABLES[path.stem][0]}: no table of Nsight Systems")
+        base.execute(f"create table {path.stem} ({', '.join(map(_quoted, columns))})")
+        marks = ", ".join("?" * len(columns))
+        rows = zip(*(map(_signed, values) for values in columns.values()), strict=True)
+        base.executemany(f"insert into {path.stem} values ({marks})", rows)
+    return base
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _signed(value: Any) -> Any:
+    """A cell as SQLite holds it: numbers of 64 bits have a sign there."""
+    return value - 2**64 if isinstance(value, int) and value >= 2**63 else value
 
 
 GRAPH = "CUDA graph"
@@ -167,16 +216,18 @@ class _Export:
         """NCCL's calls by thread, in order; and process -> (rank, ranks) of its largest communicator."""
         calls: defaultdict[int, list[Call]] = defaultdict(list)
         members: dict[int, tuple[int, int]] = {}
-        if not self._noted >= {"jsonText", *_RANGE}:
+        payloads = [column for column in ("jsonText", "jsonTextId") if column in self._noted]
+        if not payloads or not self._noted >= _RANGE:
             return calls, members
+        told = f"coalesce({', '.join(payloads)}, null)"  # the number of a text, in exports that hold each once
         rows = self.base.execute(
-            "select start, end, coalesce(text, ''), textId, globalTid, jsonText from NVTX_EVENTS "
-            "where jsonText is not null"
+            f"select start, end, coalesce(text, ''), textId, globalTid, {told} from NVTX_EVENTS "
+            f"where {told} is not null"
         )
         for start, end, text, number, tid, payload in rows:
             name = text or self.words.get(number, "")
             try:
-                payload_fields = json.loads(payload)
+                payload_fields = json.loads(payload if isinstance(payload, str) else self.words.get(payload, ""))
             except ValueError:
                 continue
             if name in _CALLS and _SIZE in payload_fields:
@@ -282,100 +333,3 @@ def _seen(call: Call, row: tuple[Any, ...], name: str, world: int) -> RankCollec
         0,
         name,
     )
-
-
-_STEP = re.compile(r"(?:step|iteration|iter|batch)[\s_:#=-]*(\d{1,9})\b", re.I)
-_PHASES = {
-    "forward": re.compile(r"forward|\bfwd|_fwd", re.I),
-    "backward": re.compile(r"backward|\bbwd|_bwd", re.I),
-    "optimizer": re.compile(r"optimi[sz]er|optim_?step", re.I),
-}
-_NOT_OURS = re.compile(r"nccl|aten::|autograd::|cub::|thrust::|c10d::", re.I)
-"""Ranges of libraries, not of a person's model."""
-
-
-class RangeContext(NamedTuple):
-    """``phase`` empty and ``step`` -1 for nothing that is known; ``unit`` the innermost range, within its phase or its
-    step, that names neither."""
-
-    step: int = -1
-    phase: str = ""
-    unit: str = ""
-
-
-class Ranges:
-    """Ranges of one process. ``rows`` : (start, end, name, thread), times in one unit."""
-
-    def __init__(self, rows: Iterable[tuple[int, int, str, int]]) -> None:
-        self._of: defaultdict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
-        ours = (row for row in rows if not _NOT_OURS.match(row[2]))
-        for start, end, name, thread in sorted(ours, key=lambda row: (row[0], -row[1], row[2])):
-            thread_rows = self._of[thread]
-            above = len(thread_rows) - 1
-            while above >= 0 and thread_rows[above][1] < end:
-                above = thread_rows[above][3]
-            thread_rows.append((start, end, name, above))
-        self._family, self._steps = self._numbered()
-        self._starts = [start for start, _ in self._steps]
-        self._last = max((end for _, end, name, _ in self._all() if self._step_of(name) >= 0), default=math.inf)
-
-    def _all(self) -> Iterator[tuple[int, int, str, int]]:
-        return (row for thread_rows in self._of.values() for row in thread_rows)
-
-    def _numbered(self) -> tuple[str, list[tuple[int, int]]]:
-        """The words that number the steps, and (start, number) of each: of several, such as ``batch 3`` inside of
-        ``iteration 5``, those that are counted on and whose ranges last longest together."""
-        lasting: Counter[str] = Counter()
-        numbers: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        for start, end, name, _ in self._all():
-            if match := _STEP.search(name):
-                word = name[: match.start(1)]
-                lasting[word] += end - start
-                numbers[word].setdefault(int(match[1]), start)
-        counted = [word for word in lasting if len(numbers[word]) > 1] or list(lasting)
-        family = max(counted, key=lambda word: lasting[word], default="")
-        return family, sorted((start, number) for number, start in numbers[family].items())
-
-    def _step_of(self, name: str) -> int:
-        """The number of a step's range; -1 for another range."""
-        match = _STEP.search(name)
-        return int(match[1]) if match and name[: match.start(1)] == self._family else -1
-
-    def step(self, time: float, thread: int) -> int | None:
-        """The step of what is launched at a time: between two steps the one before; 0 before the first and where none
-        is marked; None behind the last."""
-        inside = self.at(time, thread).step
-        if inside >= 0 or not self._steps:
-            return max(inside, 0)
-        if time > self._last:
-            return None
-        position = bisect.bisect_right(self._starts, time) - 1
-        return self._steps[position][1] if position >= 0 else 0
-
-    def at(self, time: float, thread: int) -> RangeContext:
-        """What is done at a time on a thread, whose step and phase another thread may tell: autograd has its own."""
-        doing = self._told(time, thread)
-        for other_thread in self._of:
-            if doing.step >= 0 and doing.phase:
-                break
-            other_doing = self._told(time, other_thread)
-            doing = RangeContext(max(doing.step, other_doing.step), doing.phase or other_doing.phase, doing.unit)
-        return doing if doing.phase or doing.step >= 0 else RangeContext()
-
-    def _told(self, time: float, thread: int) -> RangeContext:
-        thread_rows = self._of.get(thread, [])
-        step = -1
-        phase = ""
-        unit = ""
-        position = bisect.bisect_right(thread_rows, time, key=lambda row: row[0]) - 1
-        while position >= 0:
-            _, end, name, above = thread_rows[position]
-            if end >= time:
-                numbered = _STEP.search(name)
-                named = next((word for word, pattern in _PHASES.items() if pattern.search(name)), "")
-                if not (unit or numbered or named or phase or step >= 0):
-                    unit = name
-                step = self._step_of(name) if step < 0 else step
-                phase = phase or named
-            position = above
-        return RangeContext(step, phase, unit)

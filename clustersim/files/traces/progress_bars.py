@@ -28,6 +28,7 @@ _OTHERS = re.compile(
 )
 """Of a bar's title, what is no training."""
 _TOTAL = re.compile(r"Total optimization steps\s*=\s*([\d,]{1,15})")
+_RESUMED = re.compile(r"Continuing training from global step (\d{1,12})")
 _SPEED = re.compile(r"\btrain_(samples|steps|tokens)_per_second['\"]?\s*[:=]\s*['\"]?(\d{1,12}(?:\.\d{1,12})?)")
 _NAMES = {"samples": "samples/s", "steps": "steps/s", "tokens": "tokens/s"}
 LOSSES = re.compile(r"\{'loss': ")
@@ -36,6 +37,8 @@ HEADS = (_BAR, _SPEED, LOSSES)
 """What tells such a log."""
 
 
+LEAST = 1e-4
+"""Seconds below which no step is: what a run that was resumed at its end takes for all its steps."""
 APART = 10.0
 """Seconds between two bars from which on what tqdm leaves off, parts of a second, is little."""
 CUT = 1.0
@@ -71,11 +74,13 @@ class BarSteps:
     """What bars and closing lines say.
 
     bars : by how many steps the whole bar has, what it says at each. total : steps of the run, where a line says it.
-    speeds : means of the whole run, by unit. of_trainer : whether there are lines of Hugging Face's Trainer.
+    resumed : those of them that were done before, in a run that was resumed. speeds : means of the whole run, by unit.
+    of_trainer : whether there are lines of Hugging Face's Trainer.
     """
 
     bars: dict[int, dict[int, ProgressBar]] = field(default_factory=lambda: defaultdict(dict))
     total: int = 0
+    resumed: int = 0
     speeds: dict[str, float] = field(default_factory=dict)
     of_trainer: bool = False
 
@@ -93,6 +98,8 @@ class BarSteps:
             behind = match.end()
         if found := _TOTAL.search(line):
             self.total = int(found[1].replace(",", ""))
+        if found := _RESUMED.search(line):
+            self.resumed = int(found[1])
         for name, value in _SPEED.findall(line) if "_per_second" in line else ():
             self.speeds[_NAMES[name]] = float(value)
         self.of_trainer = self.of_trainer or bool(self.speeds) or LOSSES.search(line) is not None
@@ -104,11 +111,26 @@ class BarSteps:
         if length:
             drawn = [bar for done, bar in sorted(self.bars[length].items()) if done]
             return list(_between(drawn)) or [(bar.done, bar.seconds) for bar in drawn]
-        mean = self.speeds.get("steps/s")
-        return [(self.total, 1 / mean)] if mean else []
+        mean = self._mean()
+        return [(self.total, mean)] if mean else []
+
+    def _mean(self) -> float | None:
+        """Seconds of a step by the whole run's mean; None where it is not known. A Trainer that says
+        "Continuing training from global step" divides all steps, those before too, by the time since then; later ones
+        say "Resuming" and count right (huggingface/optimum-graphcore issue 89; ``trainer.py`` of transformers 5)."""
+        speed = self.speeds.get("steps/s")
+        if not speed or (self.resumed and self.total <= self.resumed):
+            return None
+        seconds = 1 / speed
+        if self.resumed:
+            seconds *= self.total / (self.total - self.resumed)
+        return seconds if seconds >= LEAST else None
 
     def rates(self) -> dict[str, float]:
-        """Means over the whole run."""
+        """Means over the whole run; none of one that was resumed, which count what was done before."""
+        speed = self.speeds.get("steps/s", 0.0)
+        if self.resumed or speed > 1 / LEAST:
+            return {}
         return {f"{unit}, mean of the run": value for unit, value in self.speeds.items()}
 
     @property
@@ -119,9 +141,9 @@ class BarSteps:
     @property
     def apart(self) -> float | None:
         """By how much the run's mean is longer than a step of the bar, as a part of it; None where one is missing."""
-        mean = self.speeds.get("steps/s")
+        mean = self._mean()
         steps = self.steps() if self.bars else []
-        return 1 / mean / median(seconds for _, seconds in steps) - 1 if mean and steps else None
+        return mean / median(seconds for _, seconds in steps) - 1 if mean and steps else None
 
 
 def _between(drawn: Sequence[ProgressBar]) -> Iterator[tuple[int, float]]:

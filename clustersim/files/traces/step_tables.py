@@ -1,8 +1,9 @@
 """Steps that a logger keeps as a table: a row a step, its columns by name.
 
 CSV (Lightning's CSVLogger, Weights & Biases' export of a chart or of a history, TensorBoard's download of a scalar,
-LitGPT's metrics.csv), JSON a line (MaxText, detectron2, MMEngine, torchtitan's kin, a loop of one's own), and a JSON
-list of either (TensorBoard's download has rows of wall time, step and value).
+LitGPT's metrics.csv), JSON a line (MaxText, detectron2, MMEngine, torchtitan's kin, a loop of one's own), a JSON list
+of either (TensorBoard's download has rows of wall time, step and value), Parquet (Weights & Biases' history), and the
+state of Hugging Face's Trainer where TRL logs the time of its steps there.
 
 A time of a step is a column whose name says so; else steps are as far apart as the rows' clocks: a time since 1970, or
 since the run began. A name without a unit is taken as seconds where the clocks agree or nothing speaks against it, and
@@ -11,74 +12,50 @@ that is said.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
 from clustersim.core.errors import TraceError
-from clustersim.core.texts import csv_rows, short
+from clustersim.core.texts import short
 from clustersim.core.units import format_time
-from clustersim.files.traces import files, step_timers
+from clustersim.files.traces import parquet, step_timers
 from clustersim.files.traces.csv_table import header
 from clustersim.files.traces.heads import Head, Likeness
+from clustersim.files.traces.step_columns import (
+    SINCE,
+    STEPS,
+    TIME,
+    StepColumns,
+    is_table,
+    plain_name,
+    read_columns,
+)
 from clustersim.files.traces.told import TrainingLog
 
-Row: TypeAlias = Mapping[str, Any]
-"""What a row has by the columns' names."""
-
-STEPS = (
-    "trainer/global_step",
-    "train/global_step",
-    "global_step",
-    "num_updates",
-    "step",
-    "train_step",
-    "iteration",
-    "iter",
-    "_step",
-)
-"""Names of columns that number steps, the surest first; Weights & Biases' ``_step`` counts calls of its log."""
-_TIME = re.compile(
-    r"^(?:(?:train|training|perf|performance|timing|time_metrics|metrics|throughput)[/._])*(?:train_)?"
-    r"(?:(?:(?:step|iteration|iter)[-_ ]?time|time[-_ ]per[-_ ](?:step|iteration|iter)|end_to_end"
-    r"|elapsed_time_per_iteration|train_step_timing|sec_per_step|(?:step|iteration)[-_ ]duration)"
-    r"(?:(?:[-_ ]?\(?(?P<unit>ms|us|s|sec|secs|seconds|milliseconds)\)?)|[-_ ]in[-_ ](?P<in>ms|s))?)$",
-    re.I,
-)
 _PERIOD = ("time", "data_time")
 """Two columns of detectron2 and MMEngine: what a step takes, and what of it waits for data, means over a window."""
-_SINCE = (
-    *("_timestamp", "timestamp", "wall time", "wall_time", "walltime", "_runtime", "runtime", "elapsed", "elapsed_s"),
-    *("time_elapsed", "elapsed_seconds", "relative time (process)", "relative time (wall)", "time/elapsed", "time"),
-)
-"""Columns of clocks [s], since 1970 or the run's begin."""
 _RATE = re.compile(
     r"tflops|throughput|(?:^|[/_ ])tps$|mfu|(?:samples|tokens|steps|iterations)[-_ ]?(?:/|per)[-_ ]?s", re.I
 )
-_STEP_RATE = re.compile(r"(?:^|[/_ ])(?:steps|iterations|it)(?:/s(?:ec)?|[-_ ]per[-_ ]sec(?:ond)?)$", re.I)
+_STEP_RATE = re.compile(
+    r"^(?!.*(?:eval|valid|val[/_]|test))(?:.*[/_ ])?(?:steps?|iterations|it)(?:/s(?:ec)?|[-_ ]per[-_ ]sec(?:ond)?)$",
+    re.I,
+)
+"""Steps of training a second; of an evaluation, they are none."""
 BARE = "time"
 """A clock where it grows in every row, else what a step takes."""
 SINCE_1970 = 1e9
 """Above this a clock counts seconds since 1970."""
 MILLISECONDS = 1e11
 """Above this it counts milliseconds."""
-_OF_BOUNDS = ("__min", "__max")
-"""How Weights & Biases names a chart's band."""
 _UNITS = {"ms": 1e-3, "milliseconds": 1e-3, "us": 1e-6}
 _TENSORBOARD = re.compile(r"-tag-(.+?)(?: ?\(\d+\))?\.(?:csv|json)(?:\.gz)?$")
-OTHER_LENGTH = "a row of another length than the header"
-NO_ROW = "an element of the list that is no row"
-NO_OBJECT = "a line that is no JSON object"
 MOST_BARE = 60.0
 """Above this a number without a unit is as likely milliseconds as seconds."""
 APART = 0.3
@@ -89,49 +66,39 @@ _ADVICE = (
 )
 
 
-@dataclass
-class _Columns:
-    """Columns of a file by their names in small letters, without the run's name: a number or a clock a row, else
-    None; ``notes`` : what to say of them. ``skipped`` : rows left out, reason -> how many."""
-
-    path: Path
-    rows: list[dict[str, float | None]]
-    names: list[str]
-    notes: list[str] = field(default_factory=list)
-    skipped: Mapping[str, int] = field(default_factory=dict)
-
-    def series(self, name: str) -> list[float | None]:
-        """A column; None where a row has it not."""
-        return [row.get(name) for row in self.rows]
-
-
 def sniff(head: Head) -> Likeness:
     """Whether the first line, or the first object of a list, names steps beside other numbers."""
     data = head.data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if data.startswith(parquet.MAGIC) or head.lists("log_history", "step"):
+        return Likeness.AMONG
     if data[:1] == b"{":
-        names = set(map(_plain, head.members)) if head.is_row else set()
+        names = set(map(plain_name, head.members)) if head.is_row else set()
     elif data[:1] == b"[":
         inner = Head(data[1:].lstrip())
         is_scalar = re.match(rb"\[\s*\[\s*\d{10}(?:\.\d+)?\s*,\s*\d+\s*,", data)
-        names = {"wall time", "step"} if is_scalar else set(map(_plain, inner.members))
+        names = {"wall time", "step"} if is_scalar else set(map(plain_name, inner.members))
     else:
-        names = set(map(_plain, header(data)))
-    if len(names) < 2 or not _is_table(names):
+        names = set(map(plain_name, header(data)))
+    if len(names) < 2 or not is_table(names):
         return Likeness.NONE
-    is_sure = data[:1] == b"{" and not names.isdisjoint(STEPS) and any(map(_TIME.match, names))
+    is_sure = data[:1] == b"{" and not names.isdisjoint(STEPS) and any(map(TIME.match, names))
     return Likeness.SHAPED if is_sure else Likeness.AMONG
-
-
-def _is_table(names: set[str]) -> bool:
-    axes = {"wall time", "relative time (process)", "relative time (wall)"}
-    return not names.isdisjoint({*STEPS, *axes}) or any(map(_TIME.match, names))
 
 
 def read(paths: Sequence[Path]) -> TrainingLog:
     """The steps of one table. Raises :class:`TraceError` for several, and where no column tells a step's time."""
     if len(paths) > 1:
         raise TraceError(f"{paths[1]}: a second table of steps; read them one at a time")
-    columns = _columns(paths[0])
+    columns = read_columns(paths[0])
+    if columns.history and not any(map(TIME.match, columns.names)):
+        raise TraceError(
+            f"{paths[0]}: the state of a checkpoint of Hugging Face's Trainer, in which no step has a time"
+        )
+    return told_of(str(paths[0]), columns)
+
+
+def told_of(source: str, columns: StepColumns) -> TrainingLog:
+    """What columns say of steps. Raises :class:`TraceError` where none tells a step's time or a rate."""
     number = next((name for name in STEPS if name in columns.names), "")
     collected = step_timers.Collected(framework=_whose(columns))
     for name in columns.names:
@@ -141,18 +108,18 @@ def read(paths: Sequence[Path]) -> TrainingLog:
     steps = _steps(columns, number)
     if not steps and not collected.rates:
         shown = ", ".join(short(name) for name in columns.names[:8])
-        raise TraceError(f"{paths[0]}: no column of this table of steps is a time (it has {shown}): {_ADVICE}")
-    told = step_timers.told_of(str(paths[0]), collected, steps)
+        raise TraceError(f"{source}: no column of this table of steps is a time (it has {shown}): {_ADVICE}")
+    told = step_timers.told_of(source, collected, steps)
     return replace(told, lines=[*told.lines, *columns.notes], skipped={**told.skipped, **columns.skipped})
 
 
-def _whose(columns: _Columns) -> str:
+def _whose(columns: StepColumns) -> str:
     if {"_step", "_runtime"} <= set(columns.names) or any("relative time" in name for name in columns.names):
         return "Weights & Biases"
-    return "TensorBoard" if {"wall time", "step", "value"} == set(columns.names) else "a table of steps"
+    return "TensorBoard" if {"wall time", "step", "value"} == set(columns.names) else columns.whose
 
 
-def _steps(columns: _Columns, number: str) -> list[tuple[int, float]]:
+def _steps(columns: StepColumns, number: str) -> list[tuple[int, float]]:
     """Steps and their seconds: by a column that is a time, else by how far apart the rows' clocks are."""
     counted: list[float | None] = columns.series(number) if number else [float(i) for i in range(len(columns.rows))]
     clock_name, apart = _by_clock(columns, number, counted)
@@ -168,7 +135,16 @@ def _steps(columns: _Columns, number: str) -> list[tuple[int, float]]:
         _compare(columns, steps, apart, clock_name)
         return steps
     if apart:
+        if _count_epochs(columns, counted):
+            raise TraceError(
+                f"{columns.path}: {number!r} grows as 'epoch' does, and an epoch is no step: log a step's time, or "
+                "number rows by steps"
+            )
         columns.notes.append(f"by the rows' {clock_name!r}: all that lies between two rows is in it")
+        if columns.whose == "TensorBoard":
+            columns.notes.append(
+                "numbers of scalars are taken as those of steps; if they are of epochs, so is the time"
+            )
         if number == "_step":
             columns.notes.append("steps are numbered by _step, which counts calls of wandb.log: one a step was taken")
         return apart
@@ -180,21 +156,33 @@ def _steps(columns: _Columns, number: str) -> list[tuple[int, float]]:
     return []
 
 
-def _timed(columns: _Columns, has_clock: bool) -> tuple[str, str]:
+FEWEST = 3
+"""Rows in which a number is that of the epoch by more than chance."""
+
+
+def _count_epochs(columns: StepColumns, counted: Sequence[float | None]) -> bool:
+    """Whether what numbers the rows is the epoch, or the next one."""
+    both = zip(counted, columns.series("epoch"), strict=True)
+    ahead = [n - epoch for n, epoch in both if n is not None and epoch is not None]
+    return len(ahead) >= FEWEST and set(ahead) in ({0}, {1}, {-1})
+
+
+def _timed(columns: StepColumns, has_clock: bool) -> tuple[str, str]:
     """The column that is a step's time, and the unit that its name says; empty where there is none."""
     for name in columns.names:
-        if match := _TIME.match(name):
-            return name, (match["unit"] or match["in"] or "").lower() or ("s" if name.startswith("sec_") else "")
+        if match := TIME.match(name):
+            unit = (match["before"] or match["unit"] or match["in"] or "").lower()
+            return name, unit or ("s" if name.startswith("sec_") or columns.history else "")
     if set(_PERIOD) <= set(columns.names):
         return _PERIOD[0], "s"
     tag = _TENSORBOARD.search(columns.path.name)
-    if tag and "value" in columns.names and (match := _TIME.match(_plain(tag[1]))):
+    if tag and "value" in columns.names and (match := TIME.match(plain_name(tag[1]))):
         return "value", (match["unit"] or match["in"] or "").lower()
     return (BARE, "") if BARE in columns.names and not has_clock else ("", "")
 
 
 def _in_seconds(
-    columns: _Columns, name: str, unit: str, rows: list[tuple[int, float]], apart: list[tuple[int, float]]
+    columns: StepColumns, name: str, unit: str, rows: list[tuple[int, float]], apart: list[tuple[int, float]]
 ) -> list[tuple[int, float]]:
     """Times of a column in seconds. Raises :class:`TraceError` where its unit is in doubt."""
     if unit or not rows:
@@ -215,7 +203,7 @@ def _in_seconds(
 
 
 def _of_passes(
-    columns: _Columns, steps: list[tuple[int, float]], counted: list[float | None]
+    columns: StepColumns, steps: list[tuple[int, float]], counted: list[float | None]
 ) -> list[tuple[int, float]]:
     """Times of passes as times of steps, by how both numbers grow (LitGPT's ``iter`` and ``step``)."""
     both = [(n, i) for n, i in zip(counted, columns.series("iter"), strict=True) if n is not None and i is not None]
@@ -228,11 +216,11 @@ def _of_passes(
     return [(n, seconds * passes) for n, seconds in steps]
 
 
-def _by_clock(columns: _Columns, number: str, counted: list[float | None]) -> tuple[str, list[tuple[int, float]]]:
+def _by_clock(columns: StepColumns, number: str, counted: list[float | None]) -> tuple[str, list[tuple[int, float]]]:
     """The column of the rows' clock, and the seconds a step between rows; empty where steps have no number."""
     if not number or set(_PERIOD) <= set(columns.names):
         return "", []
-    for name in (each for each in _SINCE if each in columns.names):
+    for name in (each for each in SINCE if each in columns.names):
         both = zip(counted, columns.series(name), strict=True)
         marks = [(n, at) for n, at in both if n is not None and at is not None]
         if marks and min(at for _, at in marks) > MILLISECONDS:
@@ -246,7 +234,7 @@ def _by_clock(columns: _Columns, number: str, counted: list[float | None]) -> tu
     return "", []
 
 
-def _is_clock(columns: _Columns, marks: list[tuple[float, float]], grows: bool) -> bool:
+def _is_clock(columns: StepColumns, marks: list[tuple[float, float]], grows: bool) -> bool:
     """Whether a column that is called time and no more is a clock: it grows in every row. Raises
     :class:`TraceError` where it grows so little that it may as well be a step's time."""
     least = min(at for _, at in marks)
@@ -260,7 +248,7 @@ def _is_clock(columns: _Columns, marks: list[tuple[float, float]], grows: bool) 
 
 
 def _compare(
-    columns: _Columns, steps: list[tuple[int, float]], apart: list[tuple[int, float]], clock_name: str
+    columns: StepColumns, steps: list[tuple[int, float]], apart: list[tuple[int, float]], clock_name: str
 ) -> None:
     """Say where the rows' clocks and a column of times are far apart."""
     if not steps or not apart:
@@ -272,97 +260,3 @@ def _compare(
             f"by the rows' {clock_name!r} a step takes {format_time(by_clock)}: numbers of rows may not be those of "
             "steps, or more than steps lies between rows"
         )
-
-
-# ---- a file ----------------------------------------------------------------------------------------------------------
-
-
-def _columns(path: Path) -> _Columns:
-    """The rows of a file by name. Raises :class:`TraceError` for what is no table, and for one of several runs."""
-    text = files.log(path).lstrip()
-    skipped: Counter[str] = Counter()
-    of_sort = _rows_of_json if text[:1] in ("{", "[") else _rows_of_csv
-    rows = list(of_sort(path, text, skipped))
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    by_metric: dict[str, list[str]] = {}
-    for name in names:
-        by_metric.setdefault(_plain(name), []).append(name)
-    for plain, several in by_metric.items():
-        if len(several) > 1 and (_is_table({plain}) or plain in _SINCE):
-            listed = " and ".join(repr(short(name)) for name in several[:2])
-            raise TraceError(f"{path}: {listed} are columns of several runs; keep those of one")
-    if not rows:
-        raise TraceError(f"{path}: a table of steps without a row")
-    numbers = [{_plain(name): _number(value) for name, value in row.items()} for row in rows]
-    kept = [name for name in by_metric if name and not name.endswith(_OF_BOUNDS)]
-    return _Columns(
-        path,
-        numbers,
-        [name for name in kept if any(row.get(name) is not None for row in numbers)],
-        skipped=dict(skipped),
-    )
-
-
-def _rows_of_csv(path: Path, text: str, skipped: Counter[str]) -> Iterator[Row]:
-    """Rows as long as the header; ``skipped`` counts others but the last, which a run that goes on is writing."""
-    lines = csv_rows(text, str(path), TraceError)
-    names = next(lines, [])
-    is_cut = False
-    for cells in lines:
-        if is_cut:
-            skipped[OTHER_LENGTH] += 1
-        is_cut = bool(cells) and len(cells) != len(names)
-        if cells and not is_cut:  # a header may come again
-            yield dict(zip(names, cells, strict=True))
-
-
-def _rows_of_json(path: Path, text: str, skipped: Counter[str]) -> Iterator[Row]:
-    """Objects of a list, or one a line; ``skipped`` counts what is none, but the last line of a run that goes on."""
-    if text[:1] == "[":
-        try:
-            table = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise TraceError(f"{path}: not a JSON list of rows: {short(str(error))}") from None
-        for row in table:
-            if isinstance(row, dict):
-                yield row
-            elif isinstance(row, list) and len(row) == 3:
-                yield dict(zip(("Wall time", "Step", "Value"), row, strict=True))
-            else:
-                skipped[NO_ROW] += 1
-        return
-    lines = [line for line in text.splitlines() if line.strip()]
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.startswith("{") else None
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            yield row
-        elif number < len(lines):
-            skipped[NO_OBJECT] += 1
-
-
-def _plain(name: str) -> str:
-    """A column's name in small letters, without a run's name before (``"my-run - train/step_time"``)."""
-    return name.rpartition(" - ")[2].strip().lower()
-
-
-def _number(value: object) -> float | None:
-    """A cell as a number, a clock as seconds since 1970; None for any other."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return _clock(str(value))
-    return number if math.isfinite(number) and abs(number) < 1e15 else None
-
-
-def _clock(word: str) -> float | None:
-    if not re.match(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d", word):
-        return None
-    try:
-        return datetime.fromisoformat(word.strip()).timestamp()
-    except (ValueError, OverflowError):
-        return None

@@ -1,44 +1,47 @@
 """TensorBoard's event files: the step times that frameworks write there as scalars.
 
 A file is a sequence of records (length, its checksum, an Event, its checksum); an Event has a wall time, a step and a
-Summary of values by tag (tensorflow/core/util/event.proto, framework/summary.proto). Megatron-LM writes
-``iteration-time`` [s], torchtitan ``time_metrics/end_to_end(s)``; where no tag is a time, a step's is the wall time
-between two steps. DeepSpeed (``runtime/engine.py``) numbers its events by samples: of a step it tells the milliseconds
-of ``Train/Samples/elapsed_time_ms_forward``, ``backward`` and ``step``, and where it tells none, how long a sample is.
+Summary of values by tag (tensorflow/core/util/event.proto, framework/summary.proto). They are a table of steps, whose
+columns are the tags and the wall time (:mod:`step_tables`): Megatron-LM writes ``iteration-time`` [s], torchtitan
+``time_metrics/end_to_end(s)``; where no tag is a time, a step's is the wall time between two. Keras numbers
+``epoch_loss`` and its kin by epochs, which are no steps. DeepSpeed (``runtime/engine.py``) numbers its events by
+samples: of a step it tells the milliseconds of ``Train/Samples/elapsed_time_ms_forward``, ``backward`` and ``step``,
+and where it tells none, how long a sample is.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from clustersim.core.errors import TraceError
-from clustersim.core.texts import short
-from clustersim.core.units import format_time
-from clustersim.files.traces import files
+from clustersim.files.traces import files, step_columns, step_tables, step_timers
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.told import LoggedPart, TrainingLog
+from clustersim.files.traces.step_columns import TIME, StepColumns
+from clustersim.files.traces.told import TrainingLog
 from clustersim.files.varints import varint
 
 Fields: TypeAlias = Iterator[tuple[int, bytes | int]]
 Scalar: TypeAlias = tuple[int, float, float]
 """Its step, wall time [s] and value."""
 _MARK = b"brain.Event:"
-_SECONDS = re.compile(
-    r"iteration[-_ ]time$|end_to_end[(_]s[)_]$|(?:step|iteration|batch)[-_ /]?time(?:[-_ ]?\(?s\)?)?$", re.I
-)
 _PART = re.compile(r"elapsed_time_ms_(\w+)$")
 _WHOLE = ("forward", "backward", "step")
 """DeepSpeed's parts that make a step; others are parts of these."""
 _BY_SAMPLES = re.compile(r"^Train/Samples/| vs samples$")
 """Tags whose numbers count samples: DeepSpeed's, Megatron-LM's second axis."""
-_RATE = re.compile(r"tflops|throughput|tps|mfu|samples[-_ ]per[-_ ]sec|tokens[-_ ]per[-_ ]sec", re.I)
+_BY_EPOCHS = re.compile(r"(?:^|/)epoch_|(?:^|[/_])epoch[-_]?(?:time|duration)", re.I)
+"""Tags whose numbers count epochs: Keras', and an epoch's time."""
+_EPOCH_RATE = "epoch_steps_per_second"
+"""Keras' steps a second, a mean over an epoch."""
 
 
 def sniff(head: Head) -> Likeness:
@@ -56,36 +59,51 @@ def read(paths: Sequence[Path]) -> TrainingLog:
     cut = 0
     for path in paths:
         cut += _scalars(path, files.whole(path), scalars)
-    timed = next((tag for tag in scalars if _SECONDS.search(tag)), None)
-    summed = [] if timed else _summed(scalars)
-    by_step = {tag: values for tag, values in scalars.items() if not _BY_SAMPLES.search(tag)}
-    steps = [value for _, _, value in scalars[timed]] if timed else summed or _apart(by_step)
-    parts = [
-        LoggedPart(match[1], seconds, seconds, len(values))
-        for tag, values in scalars.items()
-        if (match := _PART.search(tag))
-        for seconds in [median(value for *_, value in values) * 1e-3]
-    ]
+    source = ", ".join(map(str, paths))
+    told = _of_samples(source, scalars) or step_tables.told_of(source, _columns(paths[0], scalars))
+    return replace(told, skipped={"a record that is cut off": cut} if cut else {})
+
+
+def _columns(path: Path, scalars: Mapping[str, Sequence[Scalar]]) -> StepColumns:
+    """Scalars as a table of steps: a row for each value of the tag that is a time, else of the tag that has most, with
+    what the other tags have at its step. Raises :class:`TraceError` where no tag by steps has two, or two are times."""
+    by_step = {
+        tag: values for tag, values in scalars.items() if not (_BY_SAMPLES.search(tag) or _BY_EPOCHS.search(tag))
+    }
+    timed = next((tag for tag in by_step if TIME.match(step_columns.plain_name(tag))), "")
+    axis = timed or max(by_step, key=lambda tag: len(by_step[tag]), default="")
+    rows: list[dict[str, float]] = [{_EPOCH_RATE: value} for _, _, value in scalars.get(_EPOCH_RATE, ())]
+    if timed or len(by_step.get(axis, ())) > 1:
+        beside = {tag: {step: value for step, _, value in values} for tag, values in by_step.items() if tag != axis}
+        rows = [
+            {"step": step, "wall time": wall, axis: value}
+            | {tag: at_step[step] for tag, at_step in beside.items() if step in at_step}
+            for step, wall, value in by_step[axis]
+        ]
+    if not rows:
+        raise TraceError(
+            f"{path}: no scalar of these event files is a time, and none is there for two steps (an epoch is no step)"
+        )
+    return dataclasses.replace(step_columns.as_columns(path, rows), whose="TensorBoard")
+
+
+def _of_samples(source: str, scalars: Mapping[str, Sequence[Scalar]]) -> TrainingLog | None:
+    """What DeepSpeed says, which numbers its events by samples; None where tags by steps say more."""
+    collected = step_timers.Collected(framework="TensorBoard")
+    for tag, values in scalars.items():
+        if match := _PART.search(tag):
+            collected.parts[match[1]] = [(value * 1e-3, value * 1e-3) for *_, value in values]
+    if not collected.parts and not all(map(_BY_SAMPLES.search, scalars)):
+        return None
+    steps = _summed(scalars)
     a_sample = [] if steps else _apart(scalars)
-    if not steps and not parts and not a_sample:
-        raise TraceError(f"{paths[0]}: no scalar of these event files is a time, and none is there for two steps")
-    rates = {tag: median(v for *_, v in values) for tag, values in scalars.items() if _RATE.search(tag)}
     if a_sample:
-        rates["samples/s"] = 1 / median(a_sample)
-    step = median(steps[1:] or steps) if steps else None
-    how = f"by {timed!r}" if timed else "forward, backward and step" if summed else "between the wall times of scalars"
-    skipped = {"a record that is cut off": cut} if cut else {}
-    lines = [f"TensorBoard: {format_time(step)} a step, median of {len(steps[1:]) or 1}, {how}"] if step else [_NO_STEP]
-    lines += [f"  {short(part.name):32s} {format_time(part.most_s)}" for part in parts]
-    lines += [f"  {short(tag):32s} {value:,.4g}" for tag, value in rates.items()]
-    return TrainingLog(", ".join(map(str, paths)), lines, "TensorBoard", len(steps), step, parts, rates, skipped)
+        collected.rates["samples/s"] = [1 / seconds for seconds in a_sample]
+    return step_timers.told_of(source, collected, steps) if collected.parts or a_sample else None
 
 
-_NO_STEP = "TensorBoard: no step time: events are numbered by samples, of which nothing says how many a step has"
-
-
-def _summed(scalars: dict[str, list[Scalar]]) -> list[float]:
-    """Seconds of steps of which DeepSpeed tells every part."""
+def _summed(scalars: Mapping[str, Sequence[Scalar]]) -> list[tuple[int, float]]:
+    """Steps of which DeepSpeed tells every part, and their seconds."""
     by_step: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for tag, values in scalars.items():
         match = _PART.search(tag)
@@ -93,11 +111,11 @@ def _summed(scalars: dict[str, list[Scalar]]) -> list[float]:
             continue
         for number, _, value in values:
             by_step[number][match[1]] = value * 1e-3
-    return [sum(parts.values()) for _, parts in sorted(by_step.items()) if len(parts) == len(_WHOLE)]
+    return [(n, sum(parts.values())) for n, parts in sorted(by_step.items()) if len(parts) == len(_WHOLE)]
 
 
-def _apart(scalars: dict[str, list[Scalar]]) -> list[float]:
-    """Seconds a step, by the wall times of the tag that most steps have."""
+def _apart(scalars: Mapping[str, Sequence[Scalar]]) -> list[float]:
+    """Seconds a sample, by the wall times of the tag that has most."""
     values = max(scalars.values(), key=len, default=[])
     return [
         (late - early) / (new - old)
