@@ -88,7 +88,7 @@ def test_lines_that_containerd_cut_are_joined(tmp_path: Path):
     assert facts(read(tmp_path / "a", "\n".join(cut))) == facts(read(tmp_path / "b", NEW))
 
 
-@pytest.mark.parametrize("key", ["log", "message", "msg", "textPayload"])
+@pytest.mark.parametrize("key", ["log", "message", "msg", "textPayload", "line"])
 def test_lines_that_a_collector_wraps_in_json_are_unwrapped(tmp_path: Path, key: str):
     wrapped = [json.dumps({"timestamp": STAMP, key: line, "pod": "x"}) for line in NEW.splitlines()]
     assert facts(read(tmp_path / "a", "\n".join(wrapped))) == facts(read(tmp_path / "b", NEW))

@@ -49,7 +49,14 @@ PAGES = ("counters of NICs", "counters of GPUs", "cables")
 """What tools print alone, which no launcher runs."""
 
 
-@pytest.mark.parametrize("before", [*BEFORE, "[default0]:", "0: ", "(Worker pid=12, ip=10.0.0.1) ", "worker-1  | "])
+OTHERS = (
+    *("[default0]:", "0: ", "(Worker pid=12, ip=10.0.0.1) ", "worker-1  | ", "2025-11-19T10:11:12.123Z,"),
+    *("[2025-11-19 10:11:12] [rank=0] || ", "<info>    [2025-11-19T10:11:12.123Z] 1234abcd || "),
+    "2025-11-19 10:11:12.123 | INFO     | nccl.run:main:12 - ",
+)
+
+
+@pytest.mark.parametrize("before", [*BEFORE, *OTHERS])
 @pytest.mark.parametrize("which", [name for name in TEXTS if name not in PAGES])
 def test_a_log_says_the_same_behind_a_prefix(tmp_path: Path, which: str, before: str):
     path = tmp_path / "t.log"

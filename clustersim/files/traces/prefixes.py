@@ -22,12 +22,15 @@ _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
 _PIECES = (
-    rf"\[?\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?:Z|[+-]\d\d:?\d\d| UTC)?\]?:?[ \t]?",
+    rf"\[?\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?:Z|[+-]\d\d:?\d\d| UTC)?\]?[:,]?[ \t]?",
     rf"(?:{_DAY},?\s+)?{_MONTH}\s+\d{{1,2}} {_CLOCK}(?: [A-Z]{{3,5}})?(?: \d{{4}})?[ \t]?",
     rf"\[?{_CLOCK}\]?[ \t]",
     rf"[IWEF]\d{{4}} {_CLOCK}\s+\d+ [\w.-]+:\d+\][ \t]",
     r"(?:stdout|stderr) [FP][ \t]",
-    r"[-|>][ \t]",
+    r"(?:[->]|\|{1,2})[ \t]",
+    r"\+(?=[ \t#])",
+    r"<(?:trace|debug|info|warning|error|critical)>[ \t]{1,8}",
+    r"[\w.]{1,120}:[\w.<>]{1,120}:\d{1,6} - ",
     r"\d{10}(?:\d{3}|\.\d{1,9})?[ \t]",
     r"(?:\[[^\]\s]{0,120}\])?<std(?:out|err|diag)>:?[ \t]?",
     r"\[[^\[\]]{1,120}\]:?[ \t]?",
@@ -38,8 +41,8 @@ _PIECES = (
     r"[\w.@/-]{1,120}[ \t]{0,40}\|[ \t]?",
     r"[A-Za-z][\w.-]{0,120}(?:\[\d+\]:)?[ \t]",
 )
-"""Each is one prefix: dates of three kinds, glog's and CRI's marks, dashes and a quotation's, seconds since 1970,
-mpirun's tag, brackets, Ray's parentheses, blanks between two, a rank, a name."""
+"""Each is one prefix: dates of three kinds, glog's and CRI's marks, dashes, strokes and a quotation's, a patch's, a
+level of Determined's, loguru's place, seconds since 1970, mpirun's tag, brackets, Ray's parentheses, blanks between two, a rank, a name."""
 
 
 @lru_cache(maxsize=8)
@@ -78,8 +81,9 @@ def _unwrapped(text: str) -> Iterator[str]:
         yield _logged(plain) if plain.startswith('{"') and _WRAPPED.search(plain) else plain
 
 
-_WRAPPED = re.compile(r'"(log|message|msg|textPayload)"\s*:\s*"')
-"""Fields that hold a line, of Docker, Fluent Bit, Vector, journald's and Google's JSON."""
+_HOLDING = ("log", "message", "msg", "textPayload", "line")
+_WRAPPED = re.compile(rf'"({"|".join(_HOLDING)})"\s*:\s*"')
+"""Fields that hold a line, of Docker, Fluent Bit, Vector, journald's, Google's and Loki's JSON."""
 
 
 def _logged(line: str) -> str:
@@ -91,7 +95,7 @@ def _logged(line: str) -> str:
     about = {"stream", "time", "timestamp", "ts", "@timestamp", "kubernetes", "pod"}
     if not isinstance(said, dict) or not about & said.keys():
         return line
-    return next(str(said[key]).rstrip("\n") for key in ("log", "message", "msg", "textPayload") if key in said)
+    return next(str(said[key]).rstrip("\n") for key in _HOLDING if key in said)
 
 
 def _joined(each: Iterator[str]) -> Iterator[str]:
