@@ -597,6 +597,21 @@ def test_which_gpus_may_reach_each_other_is_not_what_joins_them(tmp_path: Path):
         made(tmp_path, " \tGPU0\tGPU1\n GPU0\tX\tGNS\n GPU1\tGNS\tX\n", gpu="A6000")
 
 
+CARDS = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPHB\t0-63\t0\nGPU1\tPHB\t X \t0-63\t0\n"
+PEERS = " \tGPU0\tGPU1\n GPU0\tX\t{0}\n GPU1\t{0}\tX\n"
+
+
+@pytest.mark.parametrize(("word", "gpu", "reach"), [("OK", "RTX-4090", True), ("GNS", "A6000", False)])
+def test_whether_gpus_reach_each_other_is_told_beside_the_matrix(tmp_path: Path, word: str, gpu: str, reach: bool):
+    """It once was a second machine's matrix, and the file was refused."""
+    assert made(tmp_path, CARDS, gpu=gpu).node_types[0].p2p is not reach
+    asked = "$ nvidia-smi topo -p2p r\n" + PEERS.format(word)
+    assert made(tmp_path, CARDS + asked, gpu=gpu).node_types[0].p2p is reach
+    untold = made(tmp_path, CARDS + PEERS.format(word), gpu=gpu)
+    assert untold.node_types[0].p2p is not reach
+    assert any("not taken from nvidia-smi topo -p2p" in line for line in untold.assumed)
+
+
 def test_a_tool_of_one_maker_tells_no_gpu_of_another(tmp_path: Path):
     with pytest.raises(TopologyError, match="rocm-smi tells of AMD's GPUs, and a H20-96GB is NVIDIA's"):
         made(tmp_path, rocm("XGMI"), gpu="H20-96GB")

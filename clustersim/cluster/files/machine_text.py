@@ -38,7 +38,9 @@ def _lines(machine: XmlMachine) -> Iterator[str]:
     net, guess = machine.net()
     yield from (f'net = "{net}"', f"pcie_gen = {machine.gen}")
     yield f"nvls = {str(bool(machine.parts['nvswitch']) and machine.kind.sm >= 90).lower()}"
+    yield from ([f"p2p = {machine.p2p}"] if machine.p2p else [])
     yield from ("", "[node.sources]", f'device = "{source}"')
+    yield from (['p2p = "nvidia-smi topo -p2p"'] if machine.p2p else [])
     yield from ([f'net = "assumed: {guess}"'] if guess else [])
     yield from ([] if arm or vendor else ['cpu_vendor = "assumed: the file does not name it"'])
     for part, names in machine.parts.items():

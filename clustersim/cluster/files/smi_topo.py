@@ -43,9 +43,12 @@ _PCI_ALONE = re.compile(r"nvidia-smi[ \t]+topo[ \t]+-mp\b")
 """The command whose matrix leaves NVLink out."""
 _PEERS = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")
 """Words of nvidia-smi topo -p2p."""
+_READS = re.compile(r"\btopo[ \t]+-p2p[ \t]+(?:r|w|rw)\b")
+"""The command whose words say whether GPUs read and write each other's memory; others of its are of NVLink."""
 _INSTANCE = re.compile(r"^[ \t]*MIG[ \t]+\d+g\.\d+gb", re.MULTILINE)
 """A part of a GPU, as nvidia-smi -L lists it."""
 Matrix = Mapping[str, Mapping[str, str]]
+_Rows = tuple[list[str], dict[str, dict[str, str]], dict[str, str]]
 
 
 def system(text: str, path: Path, gpu: str) -> ET.Element:
@@ -58,6 +61,7 @@ def system(text: str, path: Path, gpu: str) -> ET.Element:
     _counted(matrix, kind, path)
     root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
     hidden = _PCI_ALONE.search(unstyled(text)) is not None
+    _reach(root, unstyled(text))
     if hidden:
         root.set("left", "is of nvidia-smi topo -mp, which shows PCIe alone")
     if _INSTANCE.search(unstyled(text)):
@@ -156,6 +160,7 @@ def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
     plain = unstyled(text)
     starts = [head.start() for head in MATRIX_HEAD.finditer(plain)] or [0]
     machines = [_rows(plain[start:end]) for start, end in pairwise([*starts, len(plain)])]
+    machines = [rows for rows in machines if not _of_peers(rows)] or machines
     if any(rows != machines[0] for rows in machines[1:]):
         raise TopologyError(f"{path}: holds the matrices of {len(machines)} machines that differ; give one of them")
     names, matrix, numa = machines[0]
@@ -177,7 +182,26 @@ def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
     return matrix, numa
 
 
-def _rows(text: str) -> tuple[list[str], dict[str, dict[str, str]], dict[str, str]]:
+def _of_peers(rows: _Rows) -> bool:
+    """Whether a matrix is of ``nvidia-smi topo -p2p``."""
+    return not {word for row in rows[1].values() for word in row.values()}.isdisjoint(_PEERS)
+
+
+def _reach(root: ET.Element, plain: str) -> None:
+    """Take whether GPUs reach each other's memory, where nvidia-smi topo -p2p stands beside and says it of all."""
+    starts = [head.start() for head in MATRIX_HEAD.finditer(plain)]
+    matrices = [_rows(plain[start:end]) for start, end in pairwise([*starts, len(plain)])]
+    words = {word for rows in filter(_of_peers, matrices) for row in rows[1].values() for word in row.values()} - {"X"}
+    if _READS.search(plain) and (words == {"OK"} or (words and words.isdisjoint({"OK", "U"}))):
+        root.set("p2p", str(words == {"OK"}).lower())
+    elif words:
+        _say(
+            root,
+            "whether GPUs reach each other's memory is not taken from nvidia-smi topo -p2p: of its matrices r and w",
+        )
+
+
+def _rows(text: str) -> _Rows:
     """Names of a matrix's columns, its words by row and column, and the NUMA node of each GPU."""
     lines = [[part for word in line.split() for part in _parted(word)] for line in text.splitlines()]
     first = lines[0]

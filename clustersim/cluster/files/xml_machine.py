@@ -58,6 +58,7 @@ class XmlMachine:
         self.direct: dict[str, bool] = {}  # of NICs: whether they reach GPU memory, where the file says it
         self.homes: dict[str, str] = {}  # of GPUs: their CPU
         self.assumed: list[str] = root.get("near", "").splitlines()
+        self.p2p = root.get("p2p", "")
         self.sources: dict[str, str] = {}  # of a kind of link or of a NIC that the file does not tell
         self.gen = 0
         self.cpu = next(iter(root.findall("cpu")), ET.Element("cpu"))
