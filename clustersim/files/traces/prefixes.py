@@ -42,8 +42,8 @@ _PIECES = (
     r"[A-Za-z][\w.-]{0,120}(?:\[\d+\]:)?[ \t]",
 )
 """Each is one prefix: dates of three kinds, glog's and CRI's marks, dashes, strokes and a quotation's, a patch's, a
-level of Determined's, loguru's place, seconds since 1970, mpirun's tag, brackets, Ray's parentheses, blanks between two,
-a rank, a name."""
+level of Determined's, loguru's place, seconds since 1970, mpirun's tag, brackets, Ray's parentheses, blanks between
+two, a rank, a name."""
 
 
 @lru_cache(maxsize=8)
