@@ -65,6 +65,26 @@ LINES = {
         "d2: eta: 1:00:00  iter: {i}9  total_loss: 1.2  time: 0.4{i}  last_time: 0.9  data_time: 0.1\n",
         0.455,
     ),
+    "InternEvo": (
+        "2025-01-10 10:00:{s},123 INFO pipeline.py:9 in record -- tflops=180.5 step={i} loss=1.2 "
+        "tgs (tokens/gpu/second)=3900.5 lr=1e-05 fwd_bwd_time=2.2\n",
+        3.0,
+    ),
+    "PaddleNLP": (
+        "[2022-08-31 16:12:{s},082] [    INFO] - loss: 0.9, global_step: {i}0, interval_runtime: 3.0, "
+        "interval_samples_per_second: 2.5, interval_steps_per_second: 3.2{i}, epoch: 0.5\n",
+        0.3072,
+    ),
+    "TensorFlow's Estimator": ("INFO:tensorflow:global_step/sec: 4.0{i}\n", 0.2466),
+    "TensorFlow's Model Garden": ("I0101 train | step:    {i}00 | steps/sec:    4.0{i} | output: 'loss'\n", 0.2466),
+    "slime": ("metric_utils.py:50 - perf {i}: {{'perf/train_time': 2.0, 'perf/step_time': 30.{i}}}\n", 30.55),
+    "NeMo RL": ("Timing:\n  \u2022 Total step time: 30.{i}s\n  \u2022 generation: 9.10s (40.1%)\n", 30.55),
+    "prime-rl": (
+        "SUCCESS Step {i} | Time: 2.5{i}s | Loss: 1.2 | Grad. Norm: 1.0 | LR: 1e-5 | Throughput: 6553 tokens/s | "
+        "MFU: 41.2% | Peak Mem.: 40.1/80.0 GiB (50.1%)\n",
+        2.555,
+    ),
+    "TRL": ("{{'loss': 0.0, 'num_tokens': 9{i}0.0, 'reward': 0.5, 'step_time': 30.{i}, 'epoch': 0.1}}\n", 30.55),
     "Levanter": ("Progress on:train {i}0it/10.0kit rate:2.5it/s remaining:1:00 elapsed:00:40 postfix:loss=3\n", 0.4),
 }
 

@@ -67,6 +67,7 @@ TABLES = {
         1.0,
     ),
     "milliseconds since 1970": (table("step,timestamp", *((i, 1e3 * (WALL + i)) for i in STEPS)), 1.0),
+    "prime-rl's": (table("_step,step,time/step", *((9 * i, i, 0.25) for i in STEPS)), 0.25),
     "verl's": (table("training/global_step,timing_s/gen,timing_s/step", *((i, 0.1, 0.25) for i in STEPS)), 0.25),
     "steps a second": (table("step,steps_per_second", *((i, 4) for i in STEPS)), 0.25),
     "a unit that the clocks tell": (

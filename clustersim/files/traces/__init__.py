@@ -213,7 +213,8 @@ _ROWS = (
         "log of a training framework's steps",
         "Megatron-LM with its timers, torchtitan, nanotron, nanoGPT, NeMo 1 and 2, Composer, DeepSpeed's clocks "
         "and profiler, MaxText, LitGPT, OpenCLIP, fairseq, OLMo, verl, NeMo Automodel, ms-swift, LLaMA-Factory, timm, "
-        "MMEngine, detectron2; progress bars and last lines of Hugging Face's Trainer, Lightning, torchtune",
+        "MMEngine, detectron2, InternEvo, PaddleNLP, TensorFlow, TRL, slime, NeMo RL, prime-rl; "
+        "progress bars and last lines of Hugging Face's Trainer, Lightning, torchtune",
         sniff=step_timers.sniff,
         read=step_timers.read,
     ),

@@ -30,7 +30,7 @@ STEPS = (
 )
 """Names of columns that number steps, the surest first; Weights & Biases' ``_step`` counts calls of its log."""
 TIME = re.compile(
-    r"^timing_(?P<before>s)/step$"
+    r"^timing_(?P<before>s)/step$|^time/step$"
     r"|^(?:(?:train|training|perf|performance|timing|time_metrics|metrics|throughput|runtime)[/._])*(?:train_)?"
     r"(?:(?:(?:step|iteration|iter|batch)[-_ ]?time|time[-_ ]per[-_ ](?:step|iteration|iter)|end_to_end"
     r"|elapsed_time_per_iteration|train_step_timing|sec_per_step|(?:step|iteration)[-_ ]duration)"

@@ -3,7 +3,8 @@
 MaxText (``metric_logger.py``), LitGPT (``pretrain.py``, ``finetune/``), OpenCLIP (``training/train.py``), fairseq
 (``logging/progress_bar.py``), OLMo and OLMo-core, verl, NeMo Automodel, ms-swift, LLaMA-Factory's trainer_log.jsonl,
 DeepSpeed's pipeline engine (GPT-NeoX), llm.c, nanochat and their kin, timm, PyTorch's and torchvision's examples,
-MMEngine, detectron2, Levanter.
+MMEngine, detectron2, Levanter, InternEvo, PaddleNLP, TensorFlow's Estimator and Model Garden, and of reinforcement
+learning TRL, slime, NeMo RL, prime-rl (``trainer/sft/train.py``).
 """
 
 from __future__ import annotations
