@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import html
+import io
 import lzma
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -88,3 +92,50 @@ def test_what_is_packed_otherwise_is_named(tmp_path: Path, packed: bytes, name: 
     path.write_bytes(packed)
     with pytest.raises(TraceError, match=f"packed by {name}, which is not read; unpack it"):
         traces.read(path)
+
+
+def zipped(**members: bytes) -> bytes:
+    """A zip, as pages that take no other files make people pack them."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.log", data)
+    return out.getvalue()
+
+
+def test_the_one_log_in_a_zip_is_read_and_of_several_none(tmp_path: Path):
+    path = tmp_path / "log.zip"
+    text = megatron("").encode()
+    (tmp_path / "log").write_bytes(text)
+    plain = traces.read(tmp_path / "log")
+    assert isinstance(plain, TrainingLog)
+    for data in (text, gzip.compress(text)):
+        path.write_bytes(zipped(job=data))
+        read = traces.read(path)
+        assert isinstance(read, TrainingLog)
+        assert read.times == plain.times
+    path.write_bytes(zipped(a=text, b=text))
+    with pytest.raises(TraceError, match=r"a zip of 2 files \(a.log, b.log\); unpack it"):
+        traces.read(path)
+    path.write_bytes(zipped(job=bytes(range(256)) * 9).replace(b"\x01\x02\x03", b"\x01\x02\x04"))
+    with pytest.raises(TraceError):
+        traces.read(path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_archive_of_tar_is_unpacked_by_people(tmp_path: Path, packed: bool):
+    (tmp_path / "log").write_text(megatron(""))
+    path = tmp_path / "log.tar"
+    with tarfile.open(path, "w:gz" if packed else "w") as archive:
+        archive.add(tmp_path / "log", "log")
+    with pytest.raises(TraceError, match="a tar archive, which is not read; unpack it"):
+        traces.read(path)
+
+
+def test_a_small_log_that_is_cut_off_is_known_by_what_is_there(tmp_path: Path):
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(megatron("").encode())[:-9])
+    read = traces.read(path)
+    assert isinstance(read, TrainingLog)
+    assert read.times
+    assert "the end of a log that is cut off" in read.skipped

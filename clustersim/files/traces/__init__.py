@@ -257,6 +257,8 @@ def candidates(path: str | Path) -> list[Format]:
     if not alike:
         if told := unread.advice(head):
             raise TraceError(f"{path}: {told}")
+        if files.is_cut(Path(path)):
+            raise TraceError(f"{path}: the file is cut off, and what is there is of no format that is known")
         format_names = ", ".join(row.what for row in FORMATS.values() if row.read)
         raise TraceError(f"{path}: no format that is known by its content; can be read: {format_names}")
     return alike
@@ -294,7 +296,10 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
         empty = empty or answer  # a table's header without rows may be a few words in a log of another kind
     if empty is not None:
         return empty
-    raise _mixed(alike) or _refusal(files_given[0], refused)
+    refusal = _mixed(alike) or _refusal(files_given[0], refused)
+    if "cut off" not in str(refusal) and any(map(files.is_cut, files_given)):
+        raise TraceError(f"{refusal}; the file is cut off")
+    raise refusal
 
 
 def _beside_table(answer: Timeline | Samples | Told, table: Samples | None) -> Timeline | Samples | Told:

@@ -6,11 +6,12 @@ import bz2
 import codecs
 import lzma
 import re
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from clustersim.core.errors import TraceError, few
 from clustersim.core.outputs import MANIFEST
@@ -35,6 +36,7 @@ MOST_UNPACKING = 2**28
 _GZIP = b"\x1f\x8b"
 _BZIP2 = b"BZh"
 _XZ = b"\xfd7zXZ\x00"
+_ZIP = b"PK\x03\x04"
 _UNPACKED = (_GZIP, _BZIP2, _XZ)
 _PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf\x27\x1c": "7-Zip"}
 _WIDE = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
@@ -93,12 +95,17 @@ def _inputs(inside: list[Path]) -> list[Path]:
 
 
 def head(path: Path, size: int = HEAD) -> bytes:
-    """The first ``size`` bytes, decompressed. Raises :class:`TraceError` for a file that is empty or damaged there."""
+    """The first ``size`` bytes, decompressed, or those that are there of a file that is cut off. Raises
+    :class:`TraceError` for a file that is empty or damaged there."""
     head_bytes = bytearray()
-    for piece in _pieces(path):
-        head_bytes += piece
-        if len(head_bytes) >= size:
-            break
+    try:
+        for piece in _pieces(path):
+            head_bytes += piece
+            if len(head_bytes) >= size:
+                break
+    except CutOffError:
+        if not head_bytes:
+            raise
     if not head_bytes:
         raise TraceError(f"{path}: the file is empty")
     return bytes(head_bytes[:size])
@@ -170,7 +177,21 @@ def _too_large(path: Path, size: int | None) -> str:
     )
 
 
+_TAR = slice(257, 262)
+"""Where an archive of tar says ``ustar``; the files in it stand one behind the other, and would be read as one."""
+
+
 def _pieces(path: Path, step: int = 4 * 2**20) -> Iterator[bytes]:
+    """Decompressed pieces of a file. Raises :class:`TraceError` for an archive, and where it cannot be read."""
+    first = True
+    for piece in _decompressed(path, step):
+        if first and piece[_TAR] == b"ustar":
+            raise TraceError(f"{path}: a tar archive, which is not read; unpack it and name its traces")
+        first = False
+        yield piece
+
+
+def _decompressed(path: Path, step: int) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             mark = file.read(64)
@@ -181,6 +202,8 @@ def _pieces(path: Path, step: int = 4 * 2**20) -> Iterator[bytes]:
             wide = _WIDE.get(mark[:2]) or next((name for shape, name in _UNMARKED if shape.match(mark)), None)
             if mark.startswith(_GZIP):
                 yield from _gunzip(path, file, step)
+            elif mark.startswith(_ZIP) and (members := _members_of(path, file)):
+                yield from _unzip(path, members, step)
             elif mark.startswith((_BZIP2, _XZ)):
                 yield from _unpack(path, file, step)
             elif wide is not None:
@@ -191,6 +214,38 @@ def _pieces(path: Path, step: int = 4 * 2**20) -> Iterator[bytes]:
                     yield piece
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+_ARRAY = ".npy"
+"""How numpy names what is in an archive of its own, as runs are saved."""
+
+
+def _members_of(path: Path, file: BinaryIO) -> list[str]:
+    """The files in a zip that people packed; none of one that a program writes in this form, and reads itself.
+
+    Raises :class:`TraceError` where it is cut off or damaged.
+    """
+    try:
+        names = [name for name in zipfile.ZipFile(file).namelist() if not name.endswith("/")]
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        names = []
+    file.seek(0)
+    is_of_people = all("." in Path(name).name and not name.endswith((_ARRAY, ".pkl")) for name in names)
+    return [name for name in names if not name.startswith("__MACOSX/")] if is_of_people else []
+
+
+def _unzip(path: Path, members: Sequence[str], step: int) -> Iterator[bytes]:
+    """Decompressed pieces of the one file in a zip. Raises :class:`TraceError` for several."""
+    if len(members) > 1:
+        raise TraceError(f"{path}: a zip of {len(members)} files ({few(members, 3)}); unpack it and name its traces")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            with archive.open(members[0]) as member:
+                is_packed = member.read(len(_GZIP)) == _GZIP
+            with archive.open(members[0]) as member:
+                yield from _gunzip(path, member, step) if is_packed else iter(lambda: member.read(step), b"")
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise TraceError(f"{path}: {members[0]} cannot be unpacked: {error}") from None
 
 
 def _unpack(path: Path, file: BinaryIO, step: int) -> Iterator[bytes]:
@@ -224,7 +279,7 @@ def _narrowed(file: BinaryIO, wide: str, step: int) -> Iterator[bytes]:
     yield decoder.decode(b"", final=True).encode("utf-8", errors="replace")
 
 
-def _gunzip(path: Path, file: BinaryIO, step: int) -> Iterator[bytes]:
+def _gunzip(path: Path, file: IO[bytes], step: int) -> Iterator[bytes]:
     """Decompressed pieces of at most ``step`` bytes; a file may hold several gzip members."""
     inflate = zlib.decompressobj(wbits=31)
     left = b""

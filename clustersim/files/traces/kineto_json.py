@@ -12,6 +12,10 @@ from clustersim.core.program import DTYPE_BYTES
 from clustersim.files.traces.samples import dtype_of
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*\{")
+_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|(\\)')
+"""A backslash with what JSON has behind it, or one with anything else: of a path of Windows."""
+_NO_NUMBER = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", re.I)
+_LAST_COMMA = re.compile(rb",(?=\s*[}\]])")
 TRIES = 64
 """Places near the end of a file that is cut off which are tried for the end of its last whole event."""
 
@@ -116,21 +120,40 @@ NOTE_ARGS = msgspec.json.Decoder(NoteArgs)
 def decoded(data: bytes | bytearray) -> tuple[KinetoFile, bool]:
     """A file, and whether it was cut off and is read up to its last whole event.
 
-    A list of events alone is a file as well, and numbers in quotes are numbers, as Chrome's trace format has it. Raises
-    msgspec's errors for anything else.
+    A list of events alone is a file as well, and numbers in quotes are numbers, as Chrome's trace format has it; what
+    JSON has not and viewers open is read, too (:func:`_mended`). Raises msgspec's errors for anything else.
     """
     text = data[3:] if data[:3] == b"\xef\xbb\xbf" else data
+    try:
+        return _as_far(text)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        mended = _mended(text)
+        if mended == text:
+            raise
+    return _as_far(mended)
+
+
+def _as_far(text: bytes | bytearray) -> tuple[KinetoFile, bool]:
+    """A file, and whether it was cut off. Raises msgspec's errors."""
     try:
         return _whole(text), False
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
-        if "truncated" not in str(error):
-            raise
-        events = _up_to_last(text)
+        events = _up_to_last(text) if "truncated" in str(error) else None
         if events is None:
             raise
         return events, True
+
+
+def _mended(text: bytes | bytearray) -> bytes:
+    """A text with what writers of traces get wrong made JSON: bytes that are no UTF-8 (a name that was cut), a lone
+    backslash, numbers that are none (null), and a comma behind the last of a list."""
+    plain = text.decode("utf-8", errors="replace").encode()
+    plain = _ESCAPE.sub(lambda match: rb"\\" if match[1] else match[0], plain)
+    return _LAST_COMMA.sub(b"", _NO_NUMBER.sub(rb"\1null", plain))
 
 
 def _whole(text: bytes | bytearray) -> KinetoFile:
