@@ -597,6 +597,18 @@ def test_which_gpus_may_reach_each_other_is_not_what_joins_them(tmp_path: Path):
         made(tmp_path, " \tGPU0\tGPU1\n GPU0\tX\tGNS\n GPU1\tGNS\tX\n", gpu="A6000")
 
 
+@pytest.mark.parametrize(("shown", "warned"), [("32.0", False), ("16.0", False), ("2.5", True)])
+def test_a_gpu_whose_pcie_sleeps_is_told(tmp_path: Path, shown: str, warned: bool):
+    """Idle GPUs and few lanes once looked like nothing."""
+    link = 'link_speed="{} GT/s PCIe" link_width="16"'
+    gpu = f'<pci busid="0000:03:00.0" class="0x030200" vendor="0x10de" device="0x2331" {link.format(shown)}>'
+    nic = f'<pci busid="0000:04:00.0" class="0x020700" vendor="0x15b3" device="0x1021" {link.format("32.0")}>'
+    net = '<nic><net name="mlx5_0" dev="0" speed="400000" port="1" gdr="1"/></nic></pci>'
+    tree = f'<cpu numaid="0" arch="x86_64" vendor="GenuineIntel">{gpu}<gpu dev="0" sm="90"/></pci>{nic}{net}</cpu>'
+    warnings = check(made(tmp_path, f'<system version="1">{tree}</system>')).warnings
+    assert any("a GPU that sleeps" in line for line in warnings) is warned
+
+
 CARDS = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPHB\t0-63\t0\nGPU1\tPHB\t X \t0-63\t0\n"
 PEERS = " \tGPU0\tGPU1\n GPU0\tX\t{0}\n GPU1\t{0}\tX\n"
 

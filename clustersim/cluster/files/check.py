@@ -22,6 +22,9 @@ ODD = 3
 """How many times as many NICs have another rate, where a NIC of a node is odd."""
 FAR = 2.0
 """How many times as fast a device is as the way up from its PCIe switch, where that looks wrong."""
+ASLEEP = 3.0
+"""How many times as fast another device's PCIe link is as a GPU's, where that looks wrong: generations next to each
+other are twice as fast."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +288,27 @@ def _slow_switches(topology: Topology) -> Iterator[str]:
         )
 
 
+def _slow_gpus(topology: Topology) -> Iterator[str]:
+    """GPUs whose PCIe link is a fraction of another device's of their node: one that sleeps, or has few lanes."""
+    pcie = np.flatnonzero(np.array([kind == "pcie" for kind in topology.link_kinds], dtype=bool))
+    devices = np.array([kind in {GPU, NIC} for kind in topology.vertex_kinds], dtype=bool)
+    own = pcie[devices[topology.link_src[pcie]]]
+    rates = np.zeros(len(topology.vertex_names))
+    np.maximum.at(rates, topology.link_src[own], topology.reported_bandwidth[own])
+    fastest = np.zeros(topology.n_nodes)
+    inside = topology.vertex_node >= 0
+    np.maximum.at(fastest, topology.vertex_node[inside], rates[inside])
+    gpus = topology.gpus[rates[topology.gpus] > 0]
+    slow = gpus[rates[gpus] * ASLEEP < fastest[topology.vertex_node[gpus]]]
+    if len(slow):
+        has = format_bandwidth(float(rates[slow[0]]))
+        most = format_bandwidth(float(fastest[topology.vertex_node[slow[0]]]))
+        yield (
+            f"{_some(topology, slow)}: PCIe of {has}, and another device of the node has {most}: few lanes, or a GPU "
+            "that sleeps (nvidia-smi -q -d PCIE while a job runs)"
+        )
+
+
 def _assumed(topology: Topology) -> Iterator[str]:
     yield from (f"assumed: {text}" for text in topology.assumed)
 
@@ -311,5 +335,6 @@ _LOOKS = (
     _odd_nvlinks,
     hidden_parts,
     _slow_switches,
+    _slow_gpus,
     _assumed,
 )
