@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import test_chakra
@@ -10,6 +11,7 @@ import test_launch_idioms as idioms
 import test_step_lines as step_rows
 import test_step_tables as step_table_rows
 import test_tensorboard as board
+import test_traces_copied as copied
 from hostile_files import DATA, Kind
 from hostile_launch import reworded, yaml_file
 from hostile_values import damaged, documents, json_file
@@ -94,6 +96,11 @@ def traces() -> dict[str, Kind]:
     steps = ["".join(line.format(i=i, s=10 + 3 * i) for i in range(1, 9)) for line, _ in step_rows.LINES.values()]
     tables = [text for text, _ in step_table_rows.TABLES.values()]
     kinds["steps of frameworks"] = Kind("log.txt", st.sampled_from(steps).flatmap(printed), LOGS)
+    history = step_table_rows.TABLES["a history of Weights & Biases"][0]
+    state = json.loads(step_table_rows.state([{"step": i, "step_time": 7.5} for i in range(9)]))
+    kinds["steps in Parquet"] = Kind("h.parquet", damaged(st.just(step_table_rows.in_parquet(history))), TRACES)
+    kinds["log in a zip"] = Kind("log.zip", damaged(st.just(copied.zipped(job=steps[0].encode()))), TRACES)
+    kinds["state of a trainer"] = Kind("trainer_state.json", damaged(documents(state).map(json_file)), TRACES)
     kinds["tables of steps"] = Kind("metrics.csv", st.sampled_from(tables).flatmap(printed), TRACES)
     for name in ("old table", "NCCL_DEBUG", "Megatron-LM", "watchdog", "DeepSpeed"):
         kinds[f"log of {name}"] = Kind("log.txt", printed(logs[name]), LOGS)
