@@ -53,6 +53,9 @@ UNREAD = {
         b'{"traceEvents":[{},{"ts":"1","ph":"X","name":"k","dur":"2","args":{"BeginNs":"1","dev-id":"4"}}]}',
         "rocprof's JSON.*results.csv",
     ),
+    "nsys stats as JSON": (b'[{"Start (ns)":100,"Duration (ns)":50,"Device":"H100 (0)","Name":"gemm"}]', "csv"),
+    "nsys jsonlines": (b'{"id":1,"value":"gemm"}\n{"CudaEvent":{"startNs":"100"}}\n', "type sqlite"),
+    "nsys arrow": (b"ARROW1\0\0" + bytes(90), "type sqlite"),
     "nsys cuda_kern_exec_trace": (b"API Start (ns),API Dur (ns),Queue Start (ns)\n1,2,3\n", "another report of nsys"),
     "TraceLens by rank": (
         b"rank,Process Group Name,Collective name,dtype,In msg nelems,dur_sum,dur_mean\n0,0,allreduce,Float,4,1,1\n",
