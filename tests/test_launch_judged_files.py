@@ -345,7 +345,7 @@ def tuned(text: str, command: str) -> exchange.LaunchImport:
             "tensor_parallel_size dp_replicate_size dp_shard_size eager_attention flash_attention flex_attention "
             "sdp_attention xformers_attention",
         ),
-        ("factory", "disable_gradient_checkpointing"),
+        ("factory", "disable_gradient_checkpointing use_reentrant_gc"),
     ],
 )
 def test_no_option_of_programs_on_the_trainer_is_unjudged(framework: str, read_first: str) -> None:

@@ -81,9 +81,9 @@ seq_len = 8192
     ("words", "early"),
     [
         ('mode = "full"\n[compile]\nenable = false\n', False),  # torchtitan 0.2, whose default it is
-        ('mode = "full"\nearly_stop = true\n[compile]\nenable = false\n', None),  # as FSDP is played
-        ('mode = "full"\nearly_stop = false\n[compile]\nenable = true\n', None),  # nobody reads the rest of a graph
-        ('mode = "full"\n', None),  # 0.1
+        ('mode = "full"\nearly_stop = true\n[compile]\nenable = false\n', True),  # as FSDP is played
+        ('mode = "full"\nearly_stop = false\n[compile]\nenable = true\n', True),  # nobody reads the rest of a graph
+        ('mode = "full"\n', True),  # 0.1
         ('mode = "none"\nearly_stop = false\n[compile]\nenable = false\n', None),
     ],
 )

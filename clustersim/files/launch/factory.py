@@ -13,6 +13,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch import seeing
 from clustersim.files.launch.files import Document, Key, OptionValue
+from clustersim.files.launch.trainer_args import OF_FACTORY
 from clustersim.files.launch.whose import FACTORY_1
 
 NAMES = {
@@ -182,6 +183,7 @@ def arranged(document: Document) -> None:
     for name, held in added.items():
         document.options["args", name] = OptionValue(name if value(name) is not None else option, held, document.name)
     document.options.pop(("args", "disable_gradient_checkpointing"), None)
+    document.options.setdefault(OF_FACTORY, OptionValue(option, True, document.name))
     if usual:
         words = ", ".join(f"{name} {str(added[name]).lower()}" for name in usual)
         document.notes.append(f"{document.name}: as LLaMA-Factory 0.9 has it by default: {words}")

@@ -3,6 +3,8 @@ own checks end the launch, or it splits the model otherwise than the other words
 
 from __future__ import annotations
 
+import json
+
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,10 +55,17 @@ def accelerate_words(leaves: texts.Table, mesh: Mesh, path: str) -> texts.Table:
     return words | {f"{SIZES}{name}_size": degree for name, degree in degrees.items()}
 
 
-def named_on_the_hub(args: texts.Table) -> texts.Table:
-    """The Trainer's arguments without a model's name that is not the Hub's, which it would not load."""
-    known = "/" in str(args.get("model_name_or_path", "/"))
-    return args if known else {name: value for name, value in args.items() if name != "model_name_or_path"}
+def trainer_words(args: texts.Table) -> texts.Table:
+    """The Trainer's arguments without a model's name that is not the Hub's, which it would not load, and with its
+    tables as it parses them: JSON."""
+    written = dict(args)
+    if "/" not in str(args.get("model_name_or_path", "/")):
+        del written["model_name_or_path"]
+    for name in args:
+        table, _, inside = name.partition(".")
+        if inside:
+            written[table] = json.dumps({inside: written.pop(name)})
+    return written
 
 
 def shards_left(leaves: texts.Table, mesh: Mesh) -> int:

@@ -64,6 +64,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     trainer_args.clipped(read)
     trainer_args.left_to_accelerate(read)
     _meshed(read)
+    trainer_args.recomputed(read)
     trainer_args.mixed(read)
     trainer_args.resharded(read)
     trainer_args.optimized(read)
@@ -320,12 +321,14 @@ def _place(key: Key, known: set[str]) -> Key:
 _ATTENTION = {
     "flash_attention": "flash_attention_2",
     "use_flash_attn": "flash_attention_2",
+    "use_flash_attention_2": "flash_attention_2",
     "sdp_attention": "sdpa",
     "eager_attention": "eager",
     "flex_attention": "flex_attention",
     "xformers_attention": "xformers",
 }
-"""Switches of axolotl's files and of PEFT's example, by what they mean to ``attn_implementation``."""
+"""Switches of axolotl's files, of PEFT's example and of alignment-handbook before 0.3, by what they mean to
+``attn_implementation``."""
 
 
 def _attention(document: Document) -> None:

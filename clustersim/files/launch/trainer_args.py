@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Document, Key, OptionValue
 
@@ -15,6 +17,32 @@ _UNSAID = {"", "none", "null"}
 _OFF = {"false", "auto", *_UNSAID}
 _SHARDS = ("shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "2", "3", "4", "5")
 """Sharding strategies of FSDP1 other than whole shards, as accelerate has them in any case and by number."""
+_OF_TRANSFORMERS_4 = (
+    "evaluation_strategy",
+    "overwrite_output_dir",
+    "no_cuda",
+    "use_mps_device",
+    "per_gpu_train_batch_size",
+    "fp16_backend",
+    "half_precision_backend",
+    "fp16_opt_level",
+    "fsdp_min_num_params",
+    "fsdp_transformer_layer_cls_to_wrap",
+    "sharded_ddp",
+    "push_to_hub_model_id",
+    "push_to_hub_token",
+    "include_inputs_for_metrics",
+    "include_tokens_per_second",
+    "jit_mode_eval",
+    "torchdynamo",
+    "tpu_num_cores",
+    "save_safetensors",
+)
+"""Arguments of the Trainer that transformers 5 has no longer: files that say one are of 4."""
+REENTRANT: Key = "args", "gradient_checkpointing_kwargs.use_reentrant"
+OF_FACTORY: Key = "args", "use_reentrant_gc"
+"""LLaMA-Factory's own word for it, true by default, but never with FSDP2 (``prepare_model_for_training`` of its
+model/model_utils/checkpointing.py, 0.9.4)."""
 OF_ACCELERATE = {
     "zero_optimization.stage": "zero_stage",
     "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
@@ -56,6 +84,54 @@ def _compiled(file: Document) -> None:
     if before is None or str(before.value).lower() == "false":
         file.options[key] = OptionValue(option.name, True, option.where)
         file.notes.append(f"{option.where}: {option.name} switches torch.compile on")
+
+
+def recomputed(read: Sequence[Document]) -> None:
+    """Which of PyTorch's checkpoints computes layers again where no option says it, which transformers 5 has otherwise
+    than 4 (``gradient_checkpointing_enable`` of modeling_utils.py: not reentrant, and so no further than backward
+    needs; reentrant in 4.35 to 4.57, and PyTorch's default before). Changes the documents."""
+    for file in read:
+        _recomputed_how(file)
+        again = file.options.get(("args", "gradient_checkpointing"))
+        own = file.options.pop(OF_FACTORY, None)
+        if again is None or not again.is_on or REENTRANT in file.options:
+            continue
+        if own is not None:
+            reentrant = OptionValue(own.name, own.is_on and not _is_fsdp2(read), own.where)
+            file.options[REENTRANT] = reentrant
+            continue
+        older = next((name for name in _OF_TRANSFORMERS_4 if ("args", name) in file.options), None)
+        file.options[REENTRANT] = OptionValue(again.name, older is not None, again.where)
+        by = f"as transformers 4 has it, of which {older} is" if older else "as transformers 5 has it; 4 repeats it"
+        file.notes.append(
+            f"{again.where}: no use_reentrant: a block's last product is {'' if older else 'not '}repeated, {by}"
+        )
+
+
+def _recomputed_how(file: Document) -> None:
+    """``gradient_checkpointing_kwargs``, or ``activation_checkpointing_kwargs`` of transformers 5.24, key by key, as a
+    command's JSON too. Raises :class:`ScenarioError` for a text that is none."""
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        option = file.options.get(("args", name))
+        if option is not None and isinstance(option.value, str) and option.value.strip().lower() not in _UNSAID:
+            del file.options["args", name]
+            try:
+                inside = json.loads(option.value)
+            except ValueError as wrong:
+                raise ScenarioError(
+                    f"{option.where}: {option.name} {shown(option.value)} is no JSON: {wrong}"
+                ) from None
+            for key, value in (inside if isinstance(inside, dict) else {}).items():
+                file.options["args", f"{name}.{key}"] = OptionValue(f"{option.name} {key}", value, option.where)
+    newest = file.options.pop(("args", "activation_checkpointing_kwargs.use_reentrant"), None)
+    if newest is not None:
+        file.options[REENTRANT] = newest
+
+
+def _is_fsdp2(read: Sequence[Document]) -> bool:
+    """Whether a file of accelerate's asks for FSDP of version 2."""
+    key = "config", f"{_CONFIG}.fsdp_version"
+    return any(str(option.value) == "2" for file in read if (option := file.options.get(key)) is not None)
 
 
 def mixed(read: Sequence[Document]) -> None:

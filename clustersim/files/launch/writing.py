@@ -28,7 +28,7 @@ from clustersim.model.transformer_model import execution
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.schema import Run
 from clustersim.scenario.file.splitting import ddp_of, splits, with_micro_batches
-from clustersim.scenario.run.parts import located, model_of, placed, transformer_of
+from clustersim.scenario.run.parts import located, model_of, placed, stops_early, transformer_of
 from clustersim.training.schedules import schedule
 from clustersim.training.strategies import STRATEGIES
 
@@ -79,7 +79,7 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
         config |= torchtitan.converters(leaves)
         unwritten += torchtitan.unconverted(leaves)
     if table.name == "accelerate":
-        args = programs_need.named_on_the_hub(args)
+        args = programs_need.trainer_words(args)
         config |= programs_need.accelerate_words(leaves, mesh, str(exported.path))
     if table.name == "deepspeed":
         args |= programs_need.megatron_deepspeed_words(leaves)
@@ -152,6 +152,8 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
     parallel = exported.file.parallel
     leaf_values["model.seq_len"], leaf_values["strategy.framework"] = model.seq_len or None, ddp_of(exported)
     leaf_values |= _kernels_of(leaf_values)
+    if leaf_values.get("model.activation_checkpointing") == "full":
+        leaf_values["model.early_stop"] = stops_early(exported)
     sizes = (
         {"name": str(exported.file.model.name or exported.file.model.hf_config)}
         if shape is None

@@ -264,7 +264,7 @@ def execution_of(scenario: Scenario) -> Execution:
         param_dtype=compute_dtype(scenario),
         attention_kernel=None if spec.attention == "flash" else spec.attention,
         activation_checkpointing=spec.activation_checkpointing,
-        early_stop=_stops_early(scenario),
+        early_stop=stops_early(scenario),
         optimizer=_optimizer(scenario),
         optimizer_impl=run.optimizer_impl,
         implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
@@ -277,7 +277,7 @@ def execution_of(scenario: Scenario) -> Execution:
     )
 
 
-def _stops_early(scenario: Scenario) -> bool:
+def stops_early(scenario: Scenario) -> bool:
     """Whether recomputation ends with what backward needs: FSDP's checkpoint_wrapper is not reentrant, and a compiled
     graph has nothing that nobody reads; frameworks that split models have checkpoints of their own."""
     spec, parallel = scenario.file.model, scenario.file.parallel
