@@ -36,7 +36,7 @@ def test_of_each_row_one_source_is_named_that_it_was_compared_with() -> None:
     assert sorted(named) == sorted(ROWS)
 
 
-AS_ANOTHER = {"kimi_k2": "deepseek_v3"}
+AS_ANOTHER = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 """Types that transformers has no class for, and whose fields they have."""
 BIASED = {"deepseek_v3", "kimi_k2"}
 """Types whose router's bias is a buffer of transformers 5 and a parameter of 4: one for each expert of a layer."""
@@ -64,7 +64,7 @@ def counted(config: dict[str, Any]) -> int:
     heads = [transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText]
     if "vision_config" in config:
         heads = heads[1:]
-    if kind in {"bert", "xlm-roberta"}:
+    if kind in {"bert", "xlm-roberta", "distilbert", "modernbert", "electra"}:
         heads = [transformers.AutoModel]
     head = next(head for head in heads if type(made) in head._model_mapping)
     with torch.device("meta"):
@@ -94,6 +94,13 @@ SAME = {
     "zai-org/GLM-4-9B-0414": "glm4-9b-0414",
     "EleutherAI/pythia-6.9b-deduped": "pythia-6.9b",
     "google-bert/bert-base-cased": "bert-base-cased",
+    "distilbert/distilbert-base-uncased": "distilbert-base-uncased",
+    "google/electra-base-discriminator": "electra-base",
+    "google/gemma-4-26B-A4B-it": "gemma4-26b-a4b",
+    "Qwen/Qwen3.5-4B-Base": "qwen3.5-4b",
+    "Qwen/Qwen3.6-27B": "qwen3.5-27b",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
+    "unsloth/gpt-oss-20b-BF16": "gpt-oss-20b",
 }
 """Names in launch files, and whose sizes they have."""
 
@@ -102,6 +109,7 @@ OTHERS = [
     "Qwen/Qwen2.5-7B-Instruct-AWQ",
     "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4",
     "Qwen/Qwen3-8B-FP8",
+    "somebody/BF16",
     "Qwen/Qwen2.5-7B-mine",
     "Qwen/Qwen2.5-Omni-7B",
     "Qwen/Qwen3-Embedding-8B",

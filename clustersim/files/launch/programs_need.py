@@ -4,7 +4,6 @@ own checks end the launch, or it splits the model otherwise than the other words
 from __future__ import annotations
 
 import json
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
