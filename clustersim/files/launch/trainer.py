@@ -9,7 +9,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
-from clustersim.files.launch import axolotl, factory, swift, trainer_args
+from clustersim.files.launch import axolotl, factory, swift, trainer_args, trainer_programs
 from clustersim.files.launch.files import Document, Key, OptionValue, document
 from clustersim.files.launch.table import FrameworkTable
 
@@ -86,6 +86,7 @@ def _arranged_document(file: Document, known: set[str]) -> None:
         _of_trl(file)
     swift.arranged(file)
     _renamed(file)
+    trainer_programs.arranged(file)
     trainer_args.arranged(file)
     if "base_model" in names and (file.kind != "shell" or file.program.startswith("axolotl")):
         axolotl.arranged(file)
