@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clustersim.core.device import device, devices
 from clustersim.core.errors import ScenarioError
 from clustersim.core.holding import Holding, always
-from clustersim.core.memory_states import likelihood
+from clustersim.core.memory_states import UNLIKELY, likelihood
 from clustersim.core.memory_use import CONTEXT_BYTES
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Layer, Model, Tensor
@@ -182,7 +182,7 @@ def test_one_verdict_comes_from_one_range() -> None:
         assert re.match(rf"{verdict.state}( \(likelihood of running out \d+%\))? on V100-SXM2-16GB", str(verdict))
         assert ("likelihood" in str(verdict)) == (verdict.possible and most > card.memory_bytes)
         assert ("to spare" in str(verdict)) == (most <= card.memory_bytes)  # of what only may fit, the whole need
-        assert (verdict.use.shown <= card.memory_bytes) == verdict.ok == (verdict.state == "fits")
+        assert (verdict.runs_out < UNLIKELY) == verdict.ok == (verdict.state == "fits")
         assert (verdict.use.total > card.memory_bytes) == (not verdict.possible) == (verdict.state == "does not fit")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from clustersim import scenario
 from clustersim.app.cli.memory import _cells
-from clustersim.core.memory_states import likelihood
+from clustersim.core.memory_states import likelihood, verdict_of
 from clustersim.scenario.run.held import held
 from clustersim.studies.what_if.memory_table import MemoryRow, table
 from clustersim.training.strategies import STRATEGIES
@@ -119,12 +119,18 @@ def test_what_leaves_the_gpus_is_in_the_hosts_memory():
 
 @pytest.mark.parametrize(
     ("device_bytes", "words"),
-    [(70.0, "may run out (75%)"), (85.0, "fits (25%)"), (90.0, "fits"), (50.0, "does not fit")],
+    [
+        (70.0, "may run out (75%)"),
+        (86.0, "fits (20%)"),
+        (84.0, "may run out (30%)"),
+        (90.0, "fits"),
+        (50.0, "does not fit"),
+    ],
 )
 def test_a_table_says_how_likely_a_row_runs_out(rows, device_bytes, words):
-    state = "does not fit" if device_bytes < 60 else "may run out" if device_bytes < 80 else "fits"
     bounds = {"shown_range_bytes": (60.0, 90.0), "shown_bytes": 80.0, "device_bytes": device_bytes}
     out = likelihood((60.0, 90.0), 80.0, device_bytes)
+    state = verdict_of(60.0, device_bytes, out)
     row = msgspec.structs.replace(rows[0], verdict=state, runs_out=out, **bounds)
     assert _cells(row, [], on_the_host=False)[-2] == words
 

@@ -56,7 +56,7 @@ class HostMemory(msgspec.Struct, frozen=True):
             return ""
         if self.room_bytes is None:
             return UNKNOWN
-        return verdict_of(self.kept_bytes, self.likely_bytes, self.room_bytes)
+        return verdict_of(self.kept_bytes, self.room_bytes, self.runs_out)
 
     @property
     def lacks_room(self) -> bool:

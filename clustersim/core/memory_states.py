@@ -4,25 +4,28 @@ from __future__ import annotations
 
 FITS = "fits"
 MAY_RUN_OUT = "may run out"
-UNLIKELY = 0.25
-"""Likelihood of running out below which a step is taken to have room: what is chosen for somebody lies below it where
-anything does, and is named beside a faster one that does not."""
 DOES_NOT_FIT = "does not fit"
-"""What is said of a step and a memory, everywhere: the middle of the range of what is taken has room; the middle has
-not, and what is needed has; not even that has. How likely it is to run out is :func:`likelihood`."""
+"""What is said of a step and a memory, everywhere: it runs out less likely than :data:`UNLIKELY`; it is likelier to,
+and what is needed has room; not even that has. How likely it is to run out is :func:`likelihood`."""
+UNLIKELY = 0.25
+"""Likelihood of running out below which a step fits: what is chosen for somebody lies below it where anything does, and
+is named beside a faster one that does not."""
 UNKNOWN = "unknown"
 """Of a memory whose size nobody has said."""
 
 
-def verdict_of(needed: float, shown: float, room: float) -> str:
+def verdict_of(needed: float, room: float, runs_out: float) -> str:
     """One of :data:`FITS`, :data:`MAY_RUN_OUT` and :data:`DOES_NOT_FIT`.
 
-    ``needed`` : the least a step can do with [bytes]. ``shown`` : with what allocator and libraries mostly take
-    besides. ``room`` : what there is.
+    ``needed`` : the least a step can do with [bytes]. ``room`` : what there is. ``runs_out`` : how likely the step
+    takes more, with what allocator and libraries take besides; see :func:`likelihood`.
+
+    >>> verdict_of(60.0, 80.0, 0.24), verdict_of(60.0, 80.0, 0.49), verdict_of(81.0, 80.0, 1.0)
+    ('fits', 'may run out', 'does not fit')
     """
     if needed > room:
         return DOES_NOT_FIT
-    return MAY_RUN_OUT if shown > room else FITS
+    return FITS if runs_out < UNLIKELY else MAY_RUN_OUT
 
 
 def likelihood(between: tuple[float, float], middle: float, room: float) -> float:
@@ -37,8 +40,8 @@ def likelihood(between: tuple[float, float], middle: float, room: float) -> floa
 def worded(state: str, between: tuple[float, float], middle: float, room: float) -> str:
     """One of the three states with how likely the step runs out of memory, where it may.
 
-    >>> worded(FITS, (60.0, 90.0), 70.0, 80.0), worded(FITS, (40.0, 60.0), 50.0, 80.0)
-    ('fits (likelihood of running out 25%)', 'fits')
+    >>> worded(FITS, (60.0, 90.0), 70.0, 84.0), worded(FITS, (40.0, 60.0), 50.0, 80.0)
+    ('fits (likelihood of running out 15%)', 'fits')
     >>> worded(MAY_RUN_OUT, (60.0, 90.0), 80.0, 70.0)
     'may run out (likelihood of running out 75%)'
     """

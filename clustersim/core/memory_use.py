@@ -216,7 +216,7 @@ class Verdict:
     @property
     def of_device(self) -> str:
         """The state of the device's memory alone."""
-        return verdict_of(self.use.total, self.use.shown, self.room)
+        return verdict_of(self.use.total, self.room, self.device_runs_out)
 
     @property
     def state(self) -> str:
@@ -230,7 +230,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it fits, with what allocator and libraries mostly take besides."""
+        """Whether it fits, with what allocator and libraries take besides."""
         return self.state == FITS
 
     @property
@@ -239,9 +239,14 @@ class Verdict:
         return self.state != DOES_NOT_FIT
 
     @property
+    def device_runs_out(self) -> float:
+        """How likely a step takes more memory than the device has."""
+        return likelihood(self.use.shown_range, self.use.shown, self.room)
+
+    @property
     def runs_out(self) -> float:
-        """How likely a step takes more memory than there is."""
-        return either(likelihood(self.use.shown_range, self.use.shown, self.room), self.host)
+        """The same of device or host."""
+        return either(self.device_runs_out, self.host)
 
     @property
     def uncertain(self) -> bool:

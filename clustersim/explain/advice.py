@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clustersim.core.facts import DoubledBatch, RunFacts
-from clustersim.core.memory_states import DOES_NOT_FIT, MAY_RUN_OUT, UNLIKELY, running_out
+from clustersim.core.memory_states import DOES_NOT_FIT, UNLIKELY, running_out
 from clustersim.core.units import format_bytes
 from clustersim.explain.knobs import KNOB_NAMED
 from clustersim.explain.stalls import ROOM_UNKNOWN
@@ -31,7 +31,7 @@ def room_words(facts: RunFacts) -> str | None:
         return ROOM_UNKNOWN
     if doubled.state == DOES_NOT_FIT:
         return None
-    likely = doubled.runs_out > UNLIKELY
+    likely = doubled.runs_out >= UNLIKELY
     return f"x2, memory: {running_out(doubled.runs_out)}" if likely else "x2 fits in memory"
 
 
@@ -51,8 +51,6 @@ def roomy(text: str, doubled: DoubledBatch | None, device: float) -> str:
     ('batch x2 would save 5.0%', 'batch x2 would save 5.0%')
     >>> roomy(saves, DoubledBatch(1.9, "may run out", 0.9), 2.0)
     'batch x2 would save 5.0%, but it may run out of memory (likelihood of running out 90%)'
-    >>> roomy(saves, DoubledBatch(1.6, "fits", 0.4), 2.0)
-    'batch x2 would save 5.0%, but it may run out of memory (likelihood of running out 40%)'
     >>> roomy(saves, DoubledBatch(2.0**34, "does not fit", 1.0), 2.0**33)
     'batch x2 would not fit in memory: it needs at least 16 GiB of 8 GiB'
     >>> roomy(saves, DoubledBatch(1.0, "does not fit", 1.0, "host memory does not fit: ..."), 2.0)
@@ -64,6 +62,6 @@ def roomy(text: str, doubled: DoubledBatch | None, device: float) -> str:
         needed = f"it needs at least {format_bytes(doubled.needed_bytes)} of {format_bytes(device)}"
         why = f": {doubled.host}" if doubled.host else f" in memory: {needed}"
         return f"{text.partition(' would save ')[0]} {NO_ROOM}{why}"
-    if doubled.state == MAY_RUN_OUT or doubled.runs_out > UNLIKELY:
+    if doubled.runs_out >= UNLIKELY:
         return text + may_run_out(doubled.runs_out)
     return text

@@ -77,7 +77,7 @@ def came_to(facts: RunFacts, step: float, *, whole: bool = False) -> str:
     if more:
         return text
     memories = [(facts.memory.runs_out, "memory"), (facts.memory.host.runs_out, "the host's memory")]
-    doubts = [f"{which} lasts ({running_out(share)})" for share, which in memories if share > UNLIKELY]
+    doubts = [f"{which} lasts ({running_out(share)})" for share, which in memories if share >= UNLIKELY]
     return f"{text}, if {' and '.join(doubts)}" if doubts else text
 
 

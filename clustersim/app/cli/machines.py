@@ -79,13 +79,26 @@ def taken_for(gpu: str | None, choice: MachineChoice) -> str:
     carrying = [] if choice.gpu else [name for name in shipped("topologies") if devices(name) == {taken.name}]
     carrying = [name for name in carrying if name != choice.topology]
     shared = _domain_of(choice.topology)
+    counts = {name: _gpus_a_node(name) for name in (choice.topology, *carrying)}
+    differ = len(set(counts.values())) > 1  # whoever asks for one node means one of them
+    if differ and not shared:
+        shared = f", {counts[choice.topology]} GPUs a node"
     if not others and not carrying and not shared:
         return ""
     also = f"; {gpu} is also {', '.join(others)}" if others else ""
     if carrying:
         more = ", ..." if len(carrying) > 3 else ""
-        also += f"; it is in {', '.join(carrying[:3])}{more} as well (--topology)"
+        sized = [f"{name} ({counts[name]} a node)" if differ else name for name in carrying[:3]]
+        also += f"; it is in {', '.join(sized)}{more} as well (--topology)"
     return f"--gpu {gpu}: taken for {taken.name} of {choice.topology}{shared}{also}"
+
+
+def _gpus_a_node(topology: str) -> int:
+    """Of a shipped machine, or of a file."""
+    from clustersim.cluster import files as fabrics
+    from clustersim.core.topology import GPU
+
+    return sum(kind == GPU for kind in fabrics.node(topology).kinds.values())
 
 
 def _domain_of(topology: str) -> str:

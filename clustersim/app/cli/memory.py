@@ -10,7 +10,7 @@ import msgspec
 from clustersim.app.cli.common import json_option, label_of, option_option, print_json, set_option, working
 from clustersim.app.cli.tables import number_table, stdout
 from clustersim.core.memory_parts import part_label, stage_columns, variant_columns
-from clustersim.core.memory_states import IN_CELLS, in_cell, verdict_of, worded
+from clustersim.core.memory_states import IN_CELLS, in_cell, likelihood, verdict_of, worded
 from clustersim.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     else:
         console.print(_by_part(scenario, row))
     stage_text = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
-    of_device = verdict_of(row.total_bytes, row.shown_bytes, row.device_bytes)
+    share = likelihood(row.shown_range_bytes, row.shown_bytes, row.device_bytes)
+    of_device = verdict_of(row.total_bytes, row.device_bytes, share)
     verdict_text = worded(of_device, row.shown_range_bytes, row.shown_bytes, row.device_bytes)
     texts = [f"{stage_text}{verdict_text} on {row.device} ({format_bytes(row.device_bytes)})", row.host.in_words]
     console.say(*filter(None, texts[::-1] if row.host.lacks_room else texts))

@@ -54,6 +54,10 @@ ENDS = 2
 OFFLOADED = (
     'offload_optimizer = { device = "cpu", pin_memory = true }   # states and Adam on the host: nothing else tried fits'
 )
+PARAMETERS_OFFLOADED = (
+    'offload_param = { device = "cpu", pin_memory = true }   # parameters, too, which come layer by layer'
+)
+"""Of stage 3, which alone can."""
 OFFLOADED_PASSES = 8
 """Micro-batches of a step whose optimizer is on the host: what that takes, far longer than on GPUs, comes once for all
 of them."""
@@ -177,12 +181,13 @@ def offloading_settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
     """What a recipe has in reserve for models that fit in no other way: states of its optimizer on the host."""
     if recipe != "deepspeed":
         return
-    for stage, micro in itertools.product((1, 2, 3), place.micro_batches):
+    away = [(1, OFFLOADED), (2, OFFLOADED), (3, OFFLOADED), (3, f"{OFFLOADED}\n{PARAMETERS_OFFLOADED}")]
+    for (stage, offloaded), micro in itertools.product(away, place.micro_batches):
         yield {
             "stage": stage,
             "kept": "full",
             "micro": micro,
-            "offload": OFFLOADED,
+            "offload": offloaded,
             "passes": OFFLOADED_PASSES,
             "why": "what a step takes the host is shared by all of them",
         }

@@ -139,7 +139,7 @@ def fit_of_gpu(option: PlanOption) -> str:
     if option.result is None or not option.result.memory.device_bytes:
         return ""
     memory = option.result.memory
-    state = verdict_of(option.result.peak_memory_bytes, memory.shown_bytes, memory.device_bytes)
+    state = verdict_of(option.result.peak_memory_bytes, memory.device_bytes, option.result.gpu_runs_out)
     return worded(state, memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
 
 

@@ -96,7 +96,7 @@ class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         memory = self.memory
         if not memory.device_bytes:
             return FITS if self.fits else DOES_NOT_FIT
-        return worse(verdict_of(self.peak_memory_bytes, memory.shown_bytes, memory.device_bytes), memory.host)
+        return worse(verdict_of(self.peak_memory_bytes, memory.device_bytes, self.gpu_runs_out), memory.host)
 
     @property
     def gpu_runs_out(self) -> float:

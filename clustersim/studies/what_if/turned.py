@@ -108,7 +108,7 @@ def _room(verdict: Verdict) -> str:
     """That a choice has too little memory, or how likely; empty where it has room."""
     if not verdict.possible:
         return NO_ROOM
-    return "" if verdict.ok and verdict.runs_out <= UNLIKELY else may_run_out(verdict.runs_out)
+    return "" if verdict.runs_out < UNLIKELY else may_run_out(verdict.runs_out)
 
 
 def choices(prepared: Prepared, timeline: Timeline) -> Iterator[ChoiceChange]:
