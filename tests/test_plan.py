@@ -416,6 +416,15 @@ def test_the_fewest_gpus_are_no_reason_where_every_option_has_as_many():
     assert [("fewest" in why_on_front(one, larger)) for one in larger.front] == [False, True]
 
 
+def test_of_options_on_the_fewest_gpus_the_fastest_alone_is_worth_having_for_that():
+    """Of two on 64 GPUs, beside 192, one was slower and dearer and was there for "the fewest GPUs" as well."""
+    frugal = msgspec.structs.replace(option(2, "fsdp", 96.0), objectives=(-96.0, 0.085, 8.0, 0.07))
+    found = judged(option(0, "fsdp", 180.0, gpus=16), option(1, "fsdp", 100.0), frugal)
+    reasons = [why_on_front(one, found) for one in found.front]
+    assert [reason.count("the fewest GPUs") for reason in reasons] == [0, 1, 0]
+    assert reasons[2] == "the least energy per token"
+
+
 def test_a_small_advantage_that_is_not_certain_is_tempting_and_a_large_one_is_taken():
     found = judged(option(0, "fsdp", 100.0), option(1, "zero", 104.0))
     assert [one.kind for one in found.front] == ["fsdp"]

@@ -64,10 +64,12 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
 def _best_at(option: PlanOption, searched: SearchResult, unit: str) -> list[str]:
     """Names of the objectives at which no other option of the front is better."""
     one_size = len({rival.candidate.gpus for rival in searched.options if rival.counts}) == 1
+    as_few = (rival for rival in searched.front if rival.candidate.gpus == option.candidate.gpus)
+    slower = any(rival.has_room == option.has_room and rival.robust[0] < option.robust[0] for rival in as_few)
     return [
         name.format(unit=unit)
         for k, name in enumerate(NAMES)
-        if not (name == FEWEST and one_size)  # which says nothing of the one, and hides what it is better at
+        if not (name == FEWEST and (one_size or slower))  # which says nothing of it, and hides what it is better at
         and option.robust[k] == min(rival.robust[k] for rival in searched.front)
         and math.isfinite(option.robust[k])
     ]
