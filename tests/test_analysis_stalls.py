@@ -23,6 +23,7 @@ from clustersim.explain.chase import RankMeetings
 from clustersim.explain.late_start import late_starts
 from clustersim.explain.pace import pace_ratios, skews, slow_ranks
 from clustersim.explain.pieces import STATES, PieceState, by_class
+from clustersim.explain.sentences import jitter, narrow_link
 from clustersim.explain.stalls import causes, stalls
 from clustersim.explain.transfers import sort_of, transfer_facts
 
@@ -67,6 +68,20 @@ def test_paces_that_change_from_step_to_step_are_jitter_not_a_slow_rank():
         ops.append(all_reduce(f"grads {step}", 0.1, [0, 1, 2, 3], after=(len(ops) - 1,), step=step))
     found = first(run(toy.program(ops, ranks=4)))
     assert (found["cause"], found["subject"]) == ("jitter", "ranks")
+    assert "none is always slow" in found["text"]
+
+
+def test_what_is_waited_for_is_no_rank_that_waits_and_none_is_called_never_slow_that_is():
+    """Of a profile of two processes "none is always slow" stood above "rank 1 is 10% slower", and rank 0 waited for
+    rank 0: a chase had led back to it."""
+    ops = [Compute("fwd", np.array([1.0, 1.0, 1.0, 1.06])), all_reduce("grads", 1.0, [0, 1, 2, 3], after=(0,))]
+    whole = causes(run(toy.program(ops, ranks=4)))
+    charge = replace(next(iter(whole.charges)), cause="jitter", rank=2, holder_rank=2)
+    assert slow_ranks(whole.timeline, whole.pace).any()
+    text = jitter(whole, charge)
+    assert "none is always slow" not in text
+    assert "for rank" not in text
+    assert jitter(whole, replace(charge, holder_rank=3)).endswith(" for rank 3.")
 
 
 def test_a_narrow_link_is_named_with_what_the_next_would_allow():
@@ -76,6 +91,16 @@ def test_a_narrow_link_is_named_with_what_the_next_would_allow():
     assert found["cause"] == "link"
     assert found["link_name"] == topology.link_name(1)
     assert found["cost_s"] == pytest.approx(5.0)
+    assert "of which it carries a part" not in found["text"]
+
+
+def test_payload_above_a_link_s_rate_is_said_to_cross_it_in_part():
+    """A link of 50 GB/s let "96 GB/s of payload through": of what two ranks reduce, half crosses it."""
+    topology = toy.star(2, bandwidth=10.0)
+    whole = causes(run(toy.program([all_reduce("grads", 10.0, [0, 1])]), topology=topology))
+    charge = next(charge for charge in whole.charges if charge.cause == "link")
+    facts = {op: replace(fact, alone=19.0) for op, fact in whole.facts.items()}
+    assert "of payload through, of which it carries a part" in narrow_link(replace(whole, facts=facts), charge)
 
 
 def test_a_shared_link_is_told_with_whom():

@@ -10,7 +10,7 @@ import numpy as np
 from clustersim.core.program import DATA_LOADER
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.columns import columns_of
-from clustersim.explain.pace import UNLIKE, skews
+from clustersim.explain.pace import UNLIKE, skews, slow_ranks
 from clustersim.explain.step_words import bubble_sentence
 from clustersim.explain.transfers import sort_of
 
@@ -65,6 +65,8 @@ def narrow_link(causes: Causes, charge: Charge) -> str:
         else f"The link {name} ({format_bandwidth(bandwidth)}) holds the transfers: it lets "
     )
     text += f"{format_bandwidth(fact.alone)} of payload through"
+    if not several and fact.alone > bandwidth:
+        text += ", of which it carries a part"
     next_link, allowed = fact.runner_up
     if next_link >= 0 and np.isfinite(allowed):
         times = f"{allowed / fact.alone:.1f} times"
@@ -271,10 +273,12 @@ def jitter(causes: Causes, charge: Charge) -> str:
             f"Ranks have paces of their own (means within {spread:.1%}), as {kinds} have: "
             f"the faster ones wait for the slower, {longest}."
         )
-    whom = f" for rank {charge.holder_rank}" if charge.holder_rank >= 0 else ""
+    # A chase may lead back to whoever waits: a rank that is late to one meeting for the sake of an earlier one.
+    whom = f" for rank {charge.holder_rank}" if charge.holder_rank not in (-1, charge.rank) else ""
+    always = "" if slow_ranks(causes.timeline, causes.pace).any() else ", none is always slow"
     return (
-        f"Ranks differ from step to step, none is always slow (means within {spread:.1%}): everybody waits for the "
-        f"last, {longest}{whom}."
+        f"Ranks differ from step to step{always} (means within {spread:.1%}): everybody waits for the last, "
+        f"{longest}{whom}."
     )
 
 
