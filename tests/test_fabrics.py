@@ -338,6 +338,7 @@ def test_globs_and_links_can_be_changed() -> None:
         (Change("node0/nic9", factor=0.5), "no vertex matches 'node0/nic9'; there are node0/nic0, node0/nic1"),
         (Change("leaf99", remove=True), "no vertex matches 'leaf99'; did you mean 'leaf"),
         (Change("node0/gpu0 -> node1/gpu0", factor=0.5), "no link matches"),
+        (Change("node0/gpu3 - node0/nvswitch0", remove=True), "a link is written 'node0/gpu3 -> node0/nvswitch0'"),
         (Change("node0/nic0", factor=0.0), "must be above zero; use remove"),
         (Change("node0/nic0"), "needs one of factor, bandwidth or remove"),
     ],
@@ -409,7 +410,8 @@ def test_a_file_of_ones_own_loads_by_path(tmp_path: Path) -> None:
         ('a = "gpu[0-1]"', 'a = "gpu[1-0]"', "$.node.links[0].a: cannot read the names 'gpu[1-0]'"),
         ('names = "gpu[0-1]"', 'names = "gpu[0-1"', "$.node.vertices[0].names: cannot read the names 'gpu[0-1'"),
         ('bandwidth = "400 Gb/s"\n', "", "NIC 'nic0' in $.node.vertices has no bandwidth"),
-        ('source = "here"\n[fabric]', "[fabric]", "missing required field `source` - at `$.node.links[0]`"),
+        ('source = "here"\n[fabric]', "[fabric]", "missing field 'source' at $.node.links[0]; a table here holds"),
+        ('name = "mine"\n', "", "missing field 'name' at $; a table here holds "),
         (
             "[node]\n",
             '[node]\ncpu_vendor = "intle"\n',

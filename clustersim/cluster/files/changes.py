@@ -184,6 +184,10 @@ def _hint(topology: Topology, match: str) -> str:
     if _matching(topology.vertex_names, inside):
         return f"did you mean '{inside}', or 'node*/{match}' of every node?"
     head = match.rsplit("/", 1)[0] + "/" if "/" in match else ""
+    names = set(topology.vertex_names)
+    ends = [part for part in re.split(r"[^\w/]+", match) if part in names]
+    if len(ends) == 2:
+        return f"a link is written '{ends[0]} -> {ends[1]}', or with <-> both ways"
     near = [name for name in topology.vertex_names if name.startswith(head) and ("/" in name) == bool(head)]
     stem = match.rstrip("0123456789")
     alike = [name for name in near if stem != head and name.rstrip("0123456789") == stem]

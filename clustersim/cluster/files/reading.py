@@ -103,12 +103,15 @@ def numbers_of(table: Table, origin: str) -> tuple[MeasuredNumber, ...]:
 def _explain(message: str, data: Table) -> str:
     """msgspec's message, with the nearest right name added; it gives the field path itself."""
     unknown = re.search(r"unknown field `([^`]+)`(?: - at `\$(.*)`)?", message)
+    missing = re.search(r"missing required field `([^`]+)`(?: - at `\$(.*)`)?", message)
     invalid = re.search(r"Invalid (?:enum )?value '(.*)' - at `\$(.*)`", message)
-    if unknown:
-        path = unknown.group(2) or ""
+    if named := unknown or missing:
+        name, path = named.group(1), named.group(2) or ""
         kind = FABRICS.get(data["fabric"].get("kind"), NoFabric) if path == ".fabric" else _declared(path)
-        near = nearest(unknown.group(1), texts.fields_of(kind))
-        return f"unknown field {texts.shown(unknown.group(1))} at ${path}; {near}"
+        fields = texts.fields_of(kind)
+        if missing:
+            return f"missing field {name!r} at ${path}; a table here holds {', '.join(fields)}"
+        return f"unknown field {texts.shown(name)} at ${path}; {nearest(name, fields)}"
     if invalid:
         path = invalid.group(2)
         choices = FABRICS if path == ".fabric.kind" else texts.choices_of(_declared(path))
