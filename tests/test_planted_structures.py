@@ -95,6 +95,16 @@ def test_staged_nics_are_no_other_fault(name, nodes):
         assert not any("GPUDirect" in text for text in answer(planted(name, nodes, other))[0])
 
 
+def test_a_rate_found_in_large_messages_alone_stands_beside_two_parts_that_explain_them_as_well(monkeypatch):
+    """Of rings over half the NICs, a published 195 GB/s on two nodes of H100s from 512 MiB on, one NIC at 0.28 of its
+    rate was all that was said."""
+    monkeypatch.setattr("test_planted_structures.SIZES", [2.0**power for power in range(29, 34)])
+    both = Structure("", changes=HALF.changes, algorithms="Ring")
+    found, _ = answer(planted("hgx-h100", 2, both))
+    assert "the slowest NIC at" in found[0]
+    assert any(words.startswith("rings alone (NCCL_ALGO=Ring) and ") for words in found[1:]), found
+
+
 def test_nvls_off_is_named_where_it_shows_and_left_open_where_it_does_not():
     """Over four nodes rings carry large messages with NVLS and without: calibrate said nothing of it."""
     explanations, _ = answer(planted("hgx-h100", 2, NO_NVLS))

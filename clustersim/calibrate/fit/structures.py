@@ -39,6 +39,10 @@ WIRES = 0.25
 PAIRED = 0.03
 """Error that a single structure has to leave for pairs to be played, which have to halve it: more than the 2 % by which
 a log's repeats differ. A slow NIC passes for a slower one, within 5 %, where something else is unlike the file too."""
+MOST_PAIRS = 3
+"""Of pairs that explain a log as well as a rate that was found in it, so many are named."""
+NEAR = 1.5
+"""A pair is played whose parts, each alone, come within this factor of the large messages together."""
 AS_WELL = 1.25
 """Errors within this factor of the least, or within 1 %, are not told apart."""
 INNER_NODE = "node1/"
@@ -170,6 +174,10 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     halved = [single for single in singles if single.worse and single.error <= GAIN * _mean(before)]
     remaining = [candidate for candidate in (*fitting, *halved) if candidate is not best and candidate not in alike]
     wired = [candidate for candidate in remaining if candidate.wires]
+    if best.guessed:
+        together = _told_pairs(singles, PlayedStructure(AS_DESCRIBED, described, before), played)
+        close = (pair for pair in together if not pair.worse and pair.error <= least + PAIRED)
+        wired += sorted(close, key=lambda pair: pair.error)[:MOST_PAIRS]
     alike_texts += tuple(f"{single.structure.words}, which leaves an error of {single.error:.0%}" for single in wired)
     return Explained(best.structure, _mean(before), best.error, alike_texts, best.times, not best.structure.pinned)
 
@@ -199,10 +207,16 @@ class PlayedStructure:
         self.before = before
         after = errors_by_class(times, times.predict({}))
         self.error = _mean(after)
-        guessed = any(change.factor is not None for change in structure.changes)  # a rate that was fitted to them
+        self.guessed = any(change.factor is not None for change in structure.changes)  # a rate that was fitted to them
         wires = before.get(LARGE, 0.0)
-        self.wires = not guessed and wires >= NOTABLE and after.get(LARGE, math.inf) <= WIRES * wires
+        self.wires = not self.guessed and wires >= NOTABLE and after.get(LARGE, math.inf) <= WIRES * wires
         self.worse = any(after[name] > max(before[name], 0.01) for name in after if name != SMALL)
+
+    @property
+    def slower(self) -> float:
+        """How many times as long as they were measured large messages are predicted to take."""
+        large = np.array(self.times.classes) == LARGE
+        return float(np.median((self.times.predict({}) / self.times.measured)[large]))
 
     def explains(self, left: float) -> bool:
         """Whether half of an error or less is left, or a quarter of that of large messages, and no class is worse."""
@@ -219,6 +233,28 @@ def _pairs(
             times = played(structure)
             if len(times.rows) == len(trait.times.rows):
                 yield PlayedStructure(structure, times, trait.before)
+
+
+def _told_pairs(
+    singles: Sequence[PlayedStructure], described: PlayedStructure, played: Callable[[Structure], NcclTimes]
+) -> Iterator[PlayedStructure]:
+    """Two structures without a rate that was found, of which one says which NICs there are or what they carry: of each
+    of the others the one that leaves least. Some rate is found in any log of large messages alone."""
+    # Large messages go by Simple, whatever is pinned: of two that differ in it alone one is played.
+    traits = [single for single in singles if not (single.structure.changes or single.structure.protocols)]
+    of_nics = [single for single in singles if single.structure.changes and not single.guessed]
+    for trait in traits:
+        if abs(trait.slower / described.slower - 1.0) < 0.01:
+            continue  # it changes nothing that large messages tell
+        pairs = []
+        for nics in of_nics:
+            if 1 / NEAR < trait.slower * nics.slower / described.slower < NEAR:
+                words = f"{trait.structure.words} and {nics.structure.words}"
+                structure = altered(trait.structure, words=words, changes=nics.structure.changes)
+                times = played(structure)
+                if len(times.rows) == len(trait.times.rows):
+                    pairs.append(PlayedStructure(structure, times, trait.before))
+        yield from sorted(pairs, key=lambda pair: pair.error)[:1]
 
 
 def reason_words(structure_words: str, described: float, error: float) -> str:
