@@ -162,6 +162,16 @@ def test_a_full_link_is_a_warning_with_its_users_and_its_likes():
     )
 
 
+def test_links_of_one_sort_with_the_same_users_are_one_warning():
+    """Three lines said of NICs of a rail each that they were full for 15, 12 and 10 % of the time."""
+    ops = [all_reduce("grads 1", 40.0, [[0, 1]]), all_reduce("grads 2", 20.0, [[2, 3]])]
+    timeline = run(toy.program(ops, ranks=4))
+    busy = warnings(timeline)
+    assert [text.partition(" is more")[0] for text in busy] == ["node0/gpu0 -> switch"]
+    assert "for 100% of the time" in busy[0]
+    assert busy[0].endswith("; so are 3 links like it, for 50% at the least")
+
+
 def test_a_run_compared_with_itself_has_no_difference():
     timeline = package.load("why_slow_gpu").run().timeline
     found = compare(timeline, timeline)

@@ -21,6 +21,7 @@ from clustersim.explain.hotspots import hotspots
 from clustersim.explain.last_rank import last_to_most
 from clustersim.explain.pace import by_experts, pace_ratios, peers_named
 from clustersim.explain.pieces import workers
+from clustersim.explain.transfers import sort_of
 
 EXACT = 1e-6
 """Relative slack for rounding."""
@@ -154,17 +155,25 @@ def _busy_links(timeline: Timeline) -> list[str]:
     if not table:
         return []
     full = (table["heat"] > BUSY).mean(axis=1)
-    texts: dict[str, str] = {}
+    sorts: dict[tuple[str, frozenset[str]], list[int]] = {}
     for k in np.argsort(-full, kind="stable").tolist():
-        if full[k] < BUSY_TIME:
-            break
-        users = " and ".join(repr(u) for u in table["users"][k].tolist() if u)
-        alike = int(table["alike"][k]) - 1
-        text = f"{table['name'][k]} is more than {BUSY:.0%} full for {full[k]:.0%} of the time, by {users}"
-        if alike:
-            text += f"; so are {alike:,} links like it" if alike > 1 else "; so is 1 link like it"
-        texts.setdefault(f"{users}{full[k]:.2f}", text)
-    return list(texts.values())[:3]
+        if full[k] >= BUSY_TIME:
+            users = frozenset(name for name in table["users"][k].tolist() if name)
+            sorts.setdefault((sort_of(table["name"][k]), users), []).append(k)
+    return [_busy_sort(table, full, members) for members in sorts.values()][:3]
+
+
+def _busy_sort(table: Columns, full: Floats, members: list[int]) -> str:
+    """Of links of one sort that the same ops fill, the fullest first: its share of the time, and theirs."""
+    k = members[0]
+    users = " and ".join(repr(name) for name in table["users"][k].tolist() if name)
+    text = f"{table['name'][k]} is more than {BUSY:.0%} full for {full[k]:.0%} of the time, by {users}"
+    others = int(table["alike"][members].sum()) - 1
+    if not others:
+        return text
+    text += f"; so are {others:,} links like it" if others > 1 else "; so is 1 link like it"
+    least = f"{full[members[-1]]:.0%}"
+    return text if least == f"{full[k]:.0%}" else f"{text}, for {least} at the least"
 
 
 def _slow_ranks(timeline: Timeline) -> list[str]:
