@@ -659,6 +659,13 @@ def test_a_rough_run_with_room_is_set_beside_the_fastest_that_has_room():
     assert why_lost(rough, alone).startswith("19% slower than the fastest, roughly")
 
 
+def test_what_is_slower_on_fewer_gpus_says_on_how_many():
+    """On 64 H100s it was "90% slower than the fastest", which were 192 B200s."""
+    rough = msgspec.structs.replace(option(1, "fsdp", 100.0), state="rough")
+    found = judged(option(0, "fsdp", 180.0, gpus=16), rough)
+    assert "the fastest (16 GPUs, and this has 8), roughly" in why_lost(rough, found)
+
+
 @pytest.mark.parametrize(
     ("rate", "words"),
     [(97.0, "3.1% faster than the next best of another kind"), (70.0, "42.9% faster"), (104.0, "looks 4.0% faster")],

@@ -180,6 +180,8 @@ def _slower(option: PlanOption, searched: SearchResult) -> str:
     fastest = min(rivals, key=lambda rival: rival.robust) if rivals else first
     where_text = " with room" if len(front) < len(searched.front) else ""
     where_text += " there" if fastest is not first else ""
+    if fastest.candidate.gpus != candidate.gpus:
+        where_text += f" ({fastest.candidate.gpus:,} GPUs, and this has {candidate.gpus:,})"
     # Both are predicted equally well where their errors are the same: then only the rough run leaves it open.
     if option.rate > fastest.rate * (1 + EVEN) and option.error <= fastest.error:
         how = pace(option.rate, fastest.rate, "than")
