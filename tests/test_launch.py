@@ -696,6 +696,7 @@ def test_an_option_of_a_plans_front_is_written(clustersim, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"front": front}))
     done = clustersim("export-config", tmp_path, "--to", "megatron", "--option", "2")
     assert (done.returncode, "--num-layers 80" in done.stdout) == (0, True)
+    assert "not written, as no scenario has them: data, tokenizer, " in done.stderr  # the script alone does not start
     wrong = clustersim("export-config", tmp_path, "--to", "megatron", "--option", "3")
     assert (wrong.returncode, "has 2 options" in wrong.stderr) == (2, True)
 

@@ -18,6 +18,9 @@ from clustersim.files.frameworks import NAMES, WRITTEN
 if TYPE_CHECKING:
     from clustersim.files.launch import LaunchFiles, LaunchImport
 
+UNPLAYED = "data, tokenizer, learning rate, how many steps to train"
+"""What every launch says and no step takes longer for."""
+
 
 @click.command("import", short_help="Make a scenario of a framework's launch files.")
 @click.argument("files", nargs=-1, required=True, type=PATH)
@@ -135,6 +138,7 @@ def export_config(
         click.echo(line)
     if exported.machine:
         click.echo(f"not written, of the machine and of the play: {', '.join(exported.machine)}", err=out is None)
+    click.echo(f"not written, as no scenario has them: {UNPLAYED}", err=out is None)
     for line in exported.wordless:
         click.echo(f"{exported.framework.title} has no word for {line}", err=out is None)
 
