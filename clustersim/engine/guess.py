@@ -29,6 +29,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.program import Collective, Compute, Op, Program, Recv
+from clustersim.engine.batches import SendBatches
 from clustersim.engine.columns import highest, lowest
 from clustersim.engine.flows.loads import ROOM, Loads, Slots, crowded
 from clustersim.engine.inside import StretchPlans
@@ -62,6 +63,7 @@ class SharingGuess:
         self._sites = [site for site in sites if highest(site.plans.nbytes) > 0]
         self.clocked: set[int] = set()
         self.slots: Slots | None = None
+        self.batches = SendBatches(program, (), loads)
         self._firsts = np.array([site.first for site in sites], dtype=np.int64)
         self._open: dict[int, Entries] = {}
         self._lane: dict[int, int] = {}
@@ -110,7 +112,16 @@ class SharingGuess:
                 self._open[plans] = which[in_crowded], slot[in_crowded], demands[in_crowded]
         self._sites = [site for site in self._sites if id(site.plans) in self._open]
         self.clocked.update(site.first for site in self._sites if id(site.plans) in own)
+        self._batch(loads)
         self._look_at_lists()
+
+    def _batch(self, loads: Loads) -> None:
+        """Find sends that begin together: each asks for as much less as it is slower."""
+        free = [site for site in self._sites if site.first not in self.clocked]
+        self.batches = SendBatches(self._program, free, loads)
+        for alone, batched in self.batches.plans:
+            which, slot, demands = self._open[id(alone)]
+            self._open[id(batched)] = which, slot, demands * (batched.alone / alone.alone)[which]
 
     def _look_at_lists(self) -> None:
         """Put on the clock what the roles' lists alone say will share."""
@@ -130,7 +141,8 @@ class SharingGuess:
                 sites_of[side.key[0]][side.key[1]] = site
         for role in range(len(self._program.roles)):
             self.clocked.update(self._unordered(role, own_sites[role]))
-            self.clocked.update(self._beside_sends(role, sites_of[role]))
+            # What follows a batch mostly waits for it, whatever the list tells.
+            self.clocked.update(self._beside_sends(role, sites_of[role]) - self.batches.firsts)
 
     def _unordered(self, r: int, site_of: dict[int, Site]) -> set[int]:
         """Collectives of a role on different streams, neither of which waits for the other, that share a slot: on some
@@ -178,18 +190,19 @@ class SharingGuess:
                 continue
             first = site_of[i].first
             plans = site_of[i].plans
+            stream = self.batches.streams.get((r, i), op.stream)
             together = isinstance(op, Collective)
             crossed = self._crossed[id(plans)]
             if now > pruned:
                 under_way, fresh, pruned = still(under_way, now), still(fresh, now), now
-            own = op.stream, together, crossed
+            own = stream, together, crossed
             known = self.asks_once and first in self.clocked  # another role's list told of it
             near = list(self._beside(fresh, own, now))
             if near or (not (known or first in beside) and any(self._beside(under_way, own, now))):
                 beside.add(first)
             for kind in near:
                 transfers = under_way[kind]
-                beside.update(transfers.told(op.stream, now))
+                beside.update(transfers.told(stream, now))
                 if not transfers.untold:
                     fresh.pop(kind, None)
             if id(plans) not in alone:
@@ -199,7 +212,7 @@ class SharingGuess:
             if end > now:
                 kind = together, crossed
                 transfers = under_way.setdefault(kind, UnderWay())
-                transfers.add(op.stream, end, None if known else first)
+                transfers.add(stream, end, None if known else first)
                 if not known:
                     fresh[kind] = transfers
         return beside
@@ -232,17 +245,19 @@ class SharingGuess:
         """Every site that could share with another, by its first meeting."""
         return firsts(self._sites)
 
-    def wrong(self, begin: Floats, end: Floats) -> set[int]:
+    def wrong(self, begin: Floats, end: Floats, since: float = 0.0) -> set[int]:
         """Free sites of a finished play, by first meeting, whose transfers did share.
 
-        ``begin``, ``end`` : of every meeting, when it moves bytes [s].
+        ``begin``, ``end`` : of every meeting, when it moves bytes [s]. ``since`` : what was over then is not looked at
+        again [s].
         """
         if all(site.first in self.clocked for site in self._sites):
             return set()
-        together = self._together(begin, end)
+        together = self._together(begin, end, since)
         entries = sum(len(self._open[id(site.plans)][1]) for site in together)
         parts = 1 + entries // AT_ONCE
-        return set().union(*(self._crowded(begin, end, together, part, parts) for part in range(parts))) - self.clocked
+        crowded_sites = (self._crowded(begin, end, together, part, parts) for part in range(parts))
+        return self.batches.whole(self.batches.apart(begin, end).union(*crowded_sites) - self.clocked)
 
     def in_each_step(self, some: set[int]) -> set[int]:
         """Sites, by first meeting, and those that could share as theirs could and are at their place in other steps."""
@@ -279,14 +294,14 @@ class SharingGuess:
                 widened |= alike
         return widened
 
-    def _together(self, begin: Floats, end: Floats) -> list[Site]:
+    def _together(self, begin: Floats, end: Floats, since: float) -> list[Site]:
         """Sites that are played while another lane's are with which they have a slot in common, and one is free."""
         which = np.searchsorted(self._firsts, [site.first for site in self._sites])
         low = np.minimum.reduceat(begin, self._firsts)[which]
         high = np.maximum.reduceat(end, self._firsts)[which]
         lane = np.array([self._lane[site.first] for site in self._sites])
         free = np.array([site.first not in self.clocked for site in self._sites])
-        moves = high > low
+        moves = high > np.maximum(low, since)
         shares = np.zeros(len(which), dtype=np.bool_)
         for own_lane, lanes in self._near.items():
             near = moves & np.isin(lane, lanes)

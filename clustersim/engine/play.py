@@ -39,7 +39,8 @@ Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
 _EVERYONE = slice(None)
 
 FIRST_LOOK = 2**12
-"""Events after which a play is looked at, and again each time they have doubled: so it takes little of the play."""
+NEXT_LOOK = 1.25
+"""Events after which a play is looked at, and of how many times as many it is again: so it takes little of the play."""
 
 
 class Play:
@@ -74,8 +75,9 @@ class Play:
         self._agenda = Agenda()
         self._turns = KernelTurns(self._agenda, bills, self._compute) if bills else None
 
-    def run(self, look: Callable[[], None] | None = None) -> None:
-        """Play to the end, or until nothing more can happen. ``look`` : called now and then, ever more seldom."""
+    def run(self, look: Callable[[float], None] | None = None) -> None:
+        """Play to the end, or until nothing more can happen. ``look`` : called now and then, ever more seldom, with the
+        time [s]."""
         for role_tasks in self.lists:
             for task in role_tasks:
                 if not task.needs and task.n:
@@ -88,8 +90,8 @@ class Play:
                 return
             clock.step()
             if look and clock.n_events >= next_look:
-                next_look *= 2
-                look()
+                next_look *= NEXT_LOOK
+                look(clock.now)
 
     def _work_off(self) -> None:
         """Do everything that can be done before the clock moves on."""

@@ -165,6 +165,7 @@ class _EngineRun:
         self.progress = how.get("progress")
         self.opened: set[tuple[int, int]] = set()
         self.in_vain = 0
+        self._looks = 0.0, 0.0  # when this play was looked at last, and before [s]
         self.op_by_op = how.get("op_by_op", False) or self.fidelity != "flow" or bool(self.varying or how.get("whole"))
         self._shorten(set())
 
@@ -172,12 +173,16 @@ class _EngineRun:
         """Set up the play with what has not been opened played as one. ``clocked`` : ops that are known to share."""
         while True:
             self.short = Shortened(self.whole, self.opened, op_by_op=self.op_by_op)
-            self._set_up()
-            first_of = {self._place(site): site.first for site in self.sites}
-            self.clocked |= {first_of[place] for place in clocked}
+            self.program = self.short.program
+            self.sites = meet(self.program, self.book)
             opened = {self._place(site) for site in self.sites if _unsound(site)}
-            opened |= self._stretches_of(self.clocked)
             if not opened:
+                self._guess()
+                first_of = {self._place(site): site.first for site in self.sites}
+                self.clocked |= {first_of[place] for place in clocked}
+                opened = self._stretches_of(self.clocked)
+            if not opened:
+                self._set_up()
                 return
             self.opened |= opened
 
@@ -193,23 +198,22 @@ class _EngineRun:
             self._place(site) for site in self.sites if site.first in sites and isinstance(site.plans, StretchPlans)
         }
 
+    def _guess(self) -> None:
+        """Which sites share."""
+        self.guess = SharingGuess(self.program, self.sites, self.loads) if self.fidelity == "flow" else None
+        self.clocked = self.guess.clocked if self.guess else firsts(self.sites)
+        if self.varying:
+            self.clocked |= {site.first for site in self.sites if self.loads.crossing(site.plans.load)}
+
     def _set_up(self) -> None:
-        """Sites, tasks and what else a play needs."""
-        program = self.program = self.short.program
-        self.sites = meet(program, self.book)
-        if any(_unsound(site) for site in self.sites):
-            self.clocked = set()
-            return
+        """Tasks and what else a play needs."""
+        program = self.program
         self.lists = tasks(program, self.sites)
         # Only collectives run on SMs; a program of sends owes nothing, and needs no ledger.
         billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
         self.bills = Bills(program.overlap_slowdown, self.lists) if billed else None
         link(self.lists)
         self.ahead: LookAhead | None = None
-        self.guess = SharingGuess(program, self.sites, self.loads) if self.fidelity == "flow" else None
-        self.clocked = self.guess.clocked if self.guess else firsts(self.sites)
-        if self.varying:
-            self.clocked |= {site.first for site in self.sites if self.loads.crossing(site.plans.load)}
         meetings = sum(len(site.ranks) for site in self.sites)
         self.start, self.end = np.empty(meetings), np.empty(meetings)  # apart: the Timeline keeps one of them
         self._finished = FinishedOps(self.short, self.lists, self.bills, self.progress)
@@ -257,9 +261,11 @@ class _EngineRun:
         if wrong:
             raise _WrongGuess(cast(SharingGuess, self.guess).in_each_step(wrong))
 
-    def _look_within_step(self) -> None:
+    def _look_within_step(self, now: float) -> None:
         """The same within the only step, of what is over. Raises :class:`_WrongGuess`."""
-        wrong = self._wrong_so_far()
+        # What was over at the last look but one was looked at with all that it could meet.
+        since, self._looks = self._looks[0], (self._looks[1], now)
+        wrong = self._wrong_so_far(since)
         if wrong:
             raise _WrongGuess(self._in_each_pass(wrong))
 
@@ -271,15 +277,17 @@ class _EngineRun:
         # The few that are left would be found one after another, each by a play.
         return guess.open if len(self.clocked | wrong) >= MOST * len(guess.open) else wrong
 
-    def _wrong_so_far(self) -> set[int]:
-        """What of the play so far shares and was not guessed."""
+    def _wrong_so_far(self, since: float = 0.0) -> set[int]:
+        """What of the play so far shares and was not guessed; ``since`` : as in :meth:`SharingGuess.wrong`."""
         end = np.where(self.end < np.inf, self.end, 0.0)  # what is not over has not moved anything
-        return cast(SharingGuess, self.guess).wrong(self.start + _all(self.sites, "latency"), end)
+        return cast(SharingGuess, self.guess).wrong(self.start + _all(self.sites, "latency"), end, since)
 
     def _play(self) -> tuple[Clock, Player]:
         """One play; raises :class:`ProgramError` where ranks wait for each other forever."""
         clock = Clock()
         lists = self.lists
+        if self.guess:
+            self.guess.batches.part(self.clocked)
         standing = {site.first: self._standing(site) for site in self.sites}
         slots = self.guess.slots if self.guess else None
         player = FIDELITIES[self.fidelity](clock, self.loads, self.book, self.sites, slots)
@@ -292,6 +300,7 @@ class _EngineRun:
         play = Play(lists, standing, clock, player.play, self.bills, self._finished)
         player.on_end = play.met
         self.start[:] = self.end[:] = 0.0
+        self._looks = 0.0, 0.0
         try:
             play.run(self._look_within_step if self.guess and not self._finished.several_steps else None)
         except _WrongGuess:
