@@ -277,3 +277,22 @@ def test_what_is_put_on_the_clock_beyond_what_shares_changes_no_time(program):
             return simulate(program, topology, toy.mesh(topology), planner=planner)
 
     must_agree(play(0.0, 0.0), play(np.inf, np.inf))
+
+
+def test_a_collective_that_shares_is_put_on_the_clock_at_its_place_in_each_role():
+    def stage(r):
+        groups = [[2 * r, 2 * r + 1]]
+        ops = [
+            toy.all_reduce(f"layer {r}.{k}", 5.0, groups, stream="ep", after=(2 * k - 1,) * (k > 0)) for k in range(3)
+        ]
+        other = [toy.all_reduce(f"other {r}.{k}", 7.0, groups, stream="dp", after=(2 * k,)) for k in range(3)]
+        return [op for pair in zip(ops, other, strict=True) for op in pair]
+
+    topology = toy.star(4)
+    program = toy.program(stage(0), stage(1), ranks=2)
+    played = run._EngineRun(program, topology, toy.mesh(topology), {"planner": toy.up_links})
+    assert not played.clocked  # they follow one another
+    at = {site.sides[0].key: site.first for site in played.sites}
+    shares = at[0, 2]  # the second one of its stream in the first role
+    ends = np.full(len(played.sites), np.inf)
+    assert played.guess.in_each_pass({shares}, ends, 0.5) == {shares, at[1, 2]}

@@ -279,6 +279,7 @@ class SharingGuess:
         that are over, or known to share, is many.
         """
         kinds: dict[tuple[int, str, str], set[int]] = {}
+        some = some | self._in_each_role(some)
         for site in self._sites:
             r, i = site.sides[0].key
             op = self._program.roles[r].ops[i]
@@ -293,6 +294,20 @@ class SharingGuess:
             if name or sharing >= often * (sharing + over):
                 widened |= alike
         return widened
+
+    def _in_each_role(self, some: set[int]) -> set[int]:
+        """Collectives that are at the place of one of these in other roles: of those of their stream that ask for the
+        same, so many are before it. What comes down a pipeline meets the same in each stage."""
+        alike: dict[object, set[int]] = {}
+        passed: Counter[object] = Counter()
+        for site in self._sites:
+            r, i = site.sides[0].key
+            op = self._program.roles[r].ops[i]
+            if isinstance(op, Collective):
+                asks = op.stream, site.plans.request
+                alike.setdefault((asks, passed[r, asks]), set()).add(site.first)
+                passed[r, asks] += 1
+        return set().union(*(places for places in alike.values() if not places.isdisjoint(some)))
 
     def _together(self, begin: Floats, end: Floats, since: float) -> list[Site]:
         """Sites that are played while another lane's are with which they have a slot in common, and one is free."""
