@@ -16,10 +16,10 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.facts import RunFacts
 from clustersim.core.mix import Mix
 from clustersim.core.program import Compute
-from clustersim.explain.breakdown import breakdown
+from clustersim.explain.breakdown import breakdown, steady_pieces
 from clustersim.explain.explain import explain
 from clustersim.explain.pieces import workers
-from clustersim.explain.waterfall import WORDS, table, waterfall
+from clustersim.explain.waterfall import WORDS, seconds_of_ops, table, waterfall
 from clustersim.files.traces.saved import load_run, save_run
 
 SCENARIOS = {
@@ -153,3 +153,16 @@ def test_without_flops_there_is_no_picture_and_no_table():
 
 def test_every_explanation_has_one():
     assert explain(ran("slow").timeline).waterfall[0].lost["uneven"] > 0
+
+
+@pytest.mark.parametrize("name", ["fsdp", "pipeline", "async", "slow"])
+def test_what_an_op_took_is_that_of_its_span_on_the_pieces_rank(name):
+    timeline = ran(name).timeline
+    cut = steady_pieces(timeline)
+    computes = cut.op >= 0
+    who, op = cut.owner[computes], cut.op[computes]
+    spans = timeline.spans(cut.ranks.tolist())
+    took = {(r, o): end - start for r, o, _, start, end in zip(*(spans[c].tolist() for c in spans), strict=True)}
+    expected = [took[rank, i] for rank, i in zip(cut.ranks[who].tolist(), op.tolist(), strict=True)]
+    assert len(expected)
+    assert seconds_of_ops(timeline, cut, who, op).tolist() == expected

@@ -192,6 +192,7 @@ def _is_layer(name: str) -> bool:
     return name.rpartition(".")[2].isdigit()
 
 
+@kept_with_first(maxsize=None)
 def unit_costs(timeline: Timeline) -> dict[int, dict[str, float]]:
     """Stage -> unit -> seconds of compute that one micro-batch takes there on one rank, all its passes together."""
     took: defaultdict[tuple[int, str, str], float] = defaultdict(float)

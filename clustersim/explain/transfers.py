@@ -10,7 +10,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.memo import kept_with_first
-from clustersim.core.op_infos import each_kind
+from clustersim.core.op_infos import kind_of, kinds, of_each
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 
 CONTENDED = 0.97
@@ -58,13 +58,20 @@ def transfer_facts(timeline: Timeline) -> dict[int, TransferFacts]:
     spans = timeline.per_op()
     nobody = np.full(len(timeline.ops), np.nan)
     seconds = np.divide(spans["seconds"], spans["ranks"], out=nobody, where=spans["ranks"] > 0)
-    facts = {}
     flows = _flows(use, len(timeline.ops)) if use is not None and len(use.segment_start) else None
-    for i, op in each_kind(timeline.ops):
-        if op.kind == "compute" or np.isnan(seconds[i]):
-            continue
-        booked = (int(o) for o in (i, *op.detail.get("meets", ())) if flows is not None and flows.load[o] >= 0)
-        facts[i] = _facts(op, float(seconds[i]), use, flows, next(booked, i))  # of several that meet, on one
+    of_kind = kinds(timeline.ops)
+    sends = of_each(timeline.ops, lambda op: op.kind != "compute", np.bool_)
+    places = np.flatnonzero(sends & ~np.isnan(seconds))
+    booked = np.full(len(timeline.ops), -1) if flows is None else flows.load
+    facts = {}
+    for i, kind, took in zip(
+        places.tolist(), kind_of(timeline.ops)[places].tolist(), seconds[places].tolist(), strict=True
+    ):
+        op = of_kind[kind]
+        owner = i
+        if booked[i] < 0:  # of several that meet, on one
+            owner = next((int(o) for o in op.detail.get("meets", ()) if booked[int(o)] >= 0), i)
+        facts[i] = _facts(op, took, use, flows, owner)
     return facts
 
 

@@ -173,12 +173,13 @@ def _sums(timeline: Timeline, cut: Pieces) -> Floats:
     parts = of_each(ops, lambda op_info: msgspec.structs.astuple(op_info.mix or Mix()), np.float64)
     mix = parts.reshape(len(ops), len(_MIX))
     usual = mix.sum(axis=1)
-    took = _took(timeline, cut, who, op)
+    took = seconds_of_ops(timeline, cut, who, op)
     alone = spent * np.divide(usual[op], took, out=np.ones(len(op)), where=took > 0)
     updates = of_each(ops, lambda op_info: op_info.phase == "optimizer", np.bool_)[op]
-    share = np.divide(mix, usual[:, None], out=np.zeros_like(mix), where=usual[:, None] > 0)[op] * alone[:, None]
+    share = np.divide(mix, usual[:, None], out=np.zeros_like(mix), where=usual[:, None] > 0)
+    steps = np.flatnonzero(~updates)
     for column, key in enumerate(_MIX):
-        np.add.at(sums[:, key], who[~updates], share[~updates, column])
+        np.add.at(sums[:, key], who[steps], share[op[steps], column] * alone[steps])
     np.add.at(sums[:, KEYS.index("optimizer")], who[updates], alone[updates])
     beside = _beside(timeline, cut)
     sums[:, KEYS.index("beside")] = beside
@@ -191,14 +192,18 @@ def _and_none(of_op: Bools) -> Bools:
     return np.append(of_op, False)
 
 
-def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
-    """Seconds that each piece's op took on its rank, from start to end."""
-    spans = timeline.spans(cut.ranks.tolist())
-    n = len(timeline.ops)
-    key = np.searchsorted(cut.ranks, spans["rank"]) * n + spans["op"]
-    order = np.argsort(key, kind="stable")
-    position = order[np.searchsorted(key[order], who * n + op)]
-    took: Floats = (spans["end"] - spans["start"])[position]
+def seconds_of_ops(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
+    """Seconds that each piece's op took on its rank, from start to end; ``who`` ascends. Ranks are looked at a few at a
+    time: all spans of a long run together are a gigabyte."""
+    asked = np.zeros(len(timeline.ops), dtype=np.bool_)
+    asked[op] = True
+    first = np.searchsorted(who, np.arange(len(cut.ranks) + 1)).tolist()
+    took = np.zeros(len(op))
+    for sheet in timeline.sheets(cut.ranks, of_ops=asked):
+        lasted = sheet.end - sheet.start
+        for row, place in enumerate(np.searchsorted(cut.ranks, sheet.ranks).tolist()):
+            own = slice(first[place], first[place + 1])
+            took[own] = lasted[row, np.searchsorted(sheet.op, op[own])]
     return took
 
 
