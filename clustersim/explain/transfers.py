@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
@@ -26,8 +27,7 @@ OF_LINKS = ("link", "shared link", CHANGED)
 """What of its links holds a transfer: what one carries, that others use it as well, that its rate changes."""
 
 
-@dataclass(frozen=True, eq=False)
-class TransferFacts:
+class TransferFacts(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Of one op's transfers, all groups together.
 
     Parameters
