@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -99,7 +100,7 @@ def test_payload_above_a_link_s_rate_is_said_to_cross_it_in_part():
     topology = toy.star(2, bandwidth=10.0)
     whole = causes(run(toy.program([all_reduce("grads", 10.0, [0, 1])]), topology=topology))
     charge = next(charge for charge in whole.charges if charge.cause == "link")
-    facts = {op: replace(fact, alone=19.0) for op, fact in whole.facts.items()}
+    facts = {op: msgspec.structs.replace(fact, alone=19.0) for op, fact in whole.facts.items()}
     assert "of payload through, of which it carries a part" in narrow_link(replace(whole, facts=facts), charge)
 
 

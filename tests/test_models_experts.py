@@ -178,7 +178,6 @@ def test_a_mixture_nobody_described_is_named_as_one(kind: str) -> None:
         "llama-4-maverick",
         "DBRX",
         "qwen3-next-80b",
-        "nemotron-3-super-120b-a12b",
         "DeepSeek-V4",
         "GLM-5.2",
     ],

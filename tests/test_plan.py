@@ -597,8 +597,8 @@ def test_the_verdict_says_where_memory_may_run_out():
     memory = FullestMemory(80 * 2**30, 76 * 2**30, (70 * 2**30, 92 * 2**30))
     result = msgspec.structs.replace(one.result, peak_memory_bytes=68 * 2**30, memory=memory)
     tight = msgspec.structs.replace(one, result=result)
-    assert "of 80 GiB: it fits (likelihood of running out 38%)" in verdict(plan(), judged(tight))
-    assert (fit_of(tight), fit_of(one)) == ("fits (likelihood of running out 38%)", "")
+    assert "of 80 GiB: it may run out (likelihood of running out 38%)" in verdict(plan(), judged(tight))
+    assert (fit_of(tight), fit_of(one)) == ("may run out (likelihood of running out 38%)", "")
     roomy = option(1, "fsdp", 90.0)
     memory = FullestMemory(80 * 2**30, 50 * 2**30, (45 * 2**30, 60 * 2**30))
     result = msgspec.structs.replace(roomy.result, peak_memory_bytes=45 * 2**30, memory=memory)
@@ -613,7 +613,7 @@ def test_the_verdict_says_where_memory_may_run_out():
     looks = "looks 11.1% faster, but may run out of memory (likelihood of running out 38%)"
     assert any(looks in sentence for sentence in more)
     assert why_on_front(found.front[0], found).startswith("the fastest with room in memory")
-    assert why_on_front(found.front[1], found).endswith("fits (likelihood of running out 38%)")
+    assert why_on_front(found.front[1], found).endswith("may run out (likelihood of running out 38%)")
     alone = verdict(plan(), judged(tight)).split(". ")[0]
     assert "of those with room" not in alone
     # On the first line, where nothing is safer.
