@@ -77,14 +77,15 @@ def host_floor(kind: str, group: Group, costs: CommunicationCosts, blocks: int =
     """Seconds below which no collective of this launch mode comes back.
 
     Who drives a GPU writes down the work of its kernel's ``blocks`` before the launch; one process for all GPUs of a
-    node does so, and launches, for one after the other.
+    node does so, and launches, for one after the other, and each one's sends to and receives from all others.
     """
     block_s = costs.host_block[work_place(group)] * blocks
     if group.launch != "single_process":
         host = "rocm" if group.node_type.gpu.amd else group.node_type.cpu_vendor
         return costs.host_floor[host] + block_s
-    many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
-    return (costs.host_single + (costs.host_floor_per_gpu + block_s) * group.ranks_per_node) * many
+    pairs = costs.host_p2p_pair[work_place(group)] * (group.size - 1) if kind == "all_to_all" else 0.0
+    launch = costs.host_floor_per_amd_gpu if group.node_type.gpu.amd else costs.host_floor_per_gpu
+    return costs.host_single + (launch + block_s + pairs) * group.ranks_per_node
 
 
 WORK_IN_ARGUMENTS = (2, 22)

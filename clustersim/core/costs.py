@@ -144,14 +144,17 @@ class CommunicationCosts:
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
     host_single: float = 5.21 * US
     host_floor_per_gpu: float = 3.63 * US
+    host_floor_per_amd_gpu: float = 5.2 * US  # HIP's: one process took 43 to 54 us of eight, by two publishers
     # For each block of a GPU's kernel: NCCL before 2.22 writes its work of 512 bytes into a queue in host memory, since
     # then a batch of 16 bytes among the kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs).
     host_block: Mapping[str, float] = _table(queue=0.21 * US, arguments=0.051 * US)
-    host_p2p_factor: float = 2.53  # of that, for all_to_all: many more launches and proxies
+    # Of an all_to_all, for each GPU's send to and receive from each other: eight A100s of an older NCCL take 87 us.
+    # Since work travels among the arguments as of host_p2p_peer: two RTX 4090s take 12 us, eight H20s 58, as predicted.
+    host_p2p_pair: Mapping[str, float] = _table(queue=0.943 * US, arguments=0.312 * US)
     # One process per GPU, sends and receives, beyond a launch: grouping them, and posting each peer's pair, which costs
     # little since a batch of them travels among the kernel's arguments (keys as of host_block).
     host_p2p: float = 1.61 * US
-    host_p2p_peer: Mapping[str, float] = _table(queue=2.62 * US, arguments=0.312 * US)
+    host_p2p_peer: Mapping[str, float] = _table(queue=3.2 * US, arguments=0.312 * US)
     fill_norm: float = 0.704
     simple_norm: float = 1.17  # where Simple's blocks wait and move by turns: rings inside a node
     overlap_norm: float = 1.22  # where bytes move while hops are waited for: LL over NVLink
@@ -294,7 +297,8 @@ MPI_COSTS = MpiCosts()
 
 _SECONDS = (
     "hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base", "host_floor", "host_single",
-    "host_floor_per_gpu", "host_block", "host_p2p", "host_p2p_peer", "rendezvous", "call", "message", "turn", "copy",
+    "host_floor_per_gpu", "host_floor_per_amd_gpu", "host_block", "host_p2p", "host_p2p_pair",
+    "host_p2p_peer", "rendezvous", "call", "message", "turn", "copy",
 )  # fmt: skip
 _UNITS = {**dict.fromkeys(_SECONDS, "s"), "cache": "B"}
 _UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")
