@@ -170,4 +170,4 @@ def test_a_batch_of_eight_peers_waits_for_the_one_before_it_over_a_network():
 
     for per_peer in (LL_THRESHOLD, LL_THRESHOLD + 1):  # of neither size by LL, whose buffers a network's sends have not
         more = beyond_the_bytes(4, per_peer) - beyond_the_bytes(2, per_peer)  # 32 peers are 4 batches, 16 are 2
-        assert more == pytest.approx(2 * COSTS.hop["net/Simple"], rel=1e-9)
+        assert more == pytest.approx(2 * COSTS.hop["net/Simple"] * COSTS.ring_net["Simple"], rel=1e-9)

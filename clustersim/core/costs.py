@@ -154,7 +154,7 @@ class CommunicationCosts:
     # One process per GPU, sends and receives, beyond a launch: grouping them, and posting each peer's pair, which costs
     # little since a batch of them travels among the kernel's arguments (keys as of host_block).
     host_p2p: float = 1.61 * US
-    host_p2p_peer: Mapping[str, float] = _table(queue=3.2 * US, arguments=0.312 * US)
+    host_p2p_peer: Mapping[str, float] = _table(queue=3.3 * US, arguments=0.312 * US)
     fill_norm: float = 0.704
     simple_norm: float = 1.17  # where Simple's blocks wait and move by turns: rings inside a node
     overlap_norm: float = 1.22  # where bytes move while hops are waited for: LL over NVLink
