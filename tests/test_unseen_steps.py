@@ -1,8 +1,8 @@
 """Whole steps of machines, models and publishers that no constant was fitted to, as a user without measurements plays
 them (:mod:`tests.evidence.unseen_steps`). The first set found kinds of error that were mended since; the second was
 gathered after that, the third for GPUs that had few rows, the fourth of transformers on one GPU, with DDP, FSDP and
-ZeRO, the fifth for models of images on older and cheaper ones, the sixth for models that are split, and the seventh of
-whoever was in no table yet, with cards first."""
+ZeRO, the fifth for models of images on older and cheaper ones, the sixth for models that are split, the seventh of
+whoever was in no table yet, with cards first, the eighth for mixtures, the ninth for dense models of 2025 and 2026."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_dense_models_on_blackwell_are_predicted() -> None:
     kept its best rate of a short loop for a whole step."""
     off = errors(steps_of("3"))
     assert len(off) == 8
-    assert np.median(off) < 0.055
-    assert off.max() < 0.12
+    assert np.median(off) < 0.04
+    assert off.max() < 0.065
 
 
 def test_a_fourth_set_of_transformers_is_predicted() -> None:
@@ -95,6 +95,16 @@ def test_an_eighth_set_of_mixtures_is_no_worse_than_it_was() -> None:
     assert len(off) == 13
     assert np.median(off) < 0.34
     assert np.percentile(off, 90) < 0.41
+
+
+def test_a_ninth_set_of_dense_models_is_predicted() -> None:
+    """37 steps of 13 publishers. Missed most: two RTX 3090s in slow slots, a 1.7B that its host paces, 17M on an L40S,
+    and GPT-2s op by op on L4."""
+    off = errors(steps_of("9"))
+    assert len(off) == 37
+    assert np.median(off) < 0.115
+    assert np.mean(off) < 0.155
+    assert np.percentile(off, 90) < 0.40
 
 
 def test_one_code_is_predicted_on_eighteen_gpus() -> None:

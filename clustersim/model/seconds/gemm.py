@@ -34,14 +34,20 @@ ONE_LAUNCH = 0.96
 """Of a plain product's rate, what CUTLASS's single kernel for the MXFP8 products of all experts keeps on the tensor
 cores of sm100: 591 and 208 us for 16,384 rows of 8 experts, 5,120 x 8,192 and 7,168 x 2,048, scales in place, on a B200
 whose plain products ran at 2,420 TFLOP/s just then (Dao-AILab/quack pull request 161)."""
-THROTTLED = frozenset({"sm100", "sm103"})
-"""Generations whose tensor cores can ask for more than the power limit for as long as a step takes."""
-KEPT = 0.853
-"""Of its rate in a burst, what a B200 keeps of fused attention in 16 bits after 70 kernels in a row (1,237 of 1,450
-TFLOP/s, flashinfer-ai/flashinfer pull request 2899)."""
+KEPT = {"sm100": 0.82, "sm103": 0.853}
+"""Of its rate in a burst by the kernel law, what a GPU of a generation keeps that can ask for more than its power limit
+for as long as a step takes, at :data:`THROTTLED_WATTS`. sm100: the mean of four owners' B200s that multiply without a
+pause: fused attention in 16 bits after 70 kernels in a row 0.853 (1,237 of 1,450 TFLOP/s, flashinfer-ai/flashinfer pull
+request 2899), products of 1e11 to 1e12 FLOP in aiconfigurator's sustained tables 0.833, gpu-fryer at MIT 0.91, and
+Megatron's products in SimuMax's tables 0.67. sm103 has no such measurement: as attention on that B200, which steps of
+three publishers bear out."""
 THROTTLED_CLOCK = 2250e12 / (148 * 8192)
 THROTTLED_WATTS = 1000 / 148
-"""That B200's stated clock [1/s], and its watts for each SM."""
+"""B200's stated clock [1/s], and its watts for each SM."""
+MORE_WATTS = {"sm100": 0.07, "sm103": 1.0 / 3.0}
+"""Power of the watts for each SM beyond those with which the clock rises. sm100 is near its highest there: a GB200,
+with a sixth more, is 1.031 and 1.045 times as fast as a B200 at 28 products without a pause, in bf16 and fp8
+(aiconfigurator, TensorRT-LLM), of which 1.027 is its SMs."""
 WORKSTATION = 120
 """Compute capability of the Blackwells whose tensor cores have no memory of their own, and other kernels."""
 _LARGE_K = 4096.0
@@ -82,18 +88,19 @@ def sustained_level(where: Setting) -> float:
 
 def step_rate(where: Setting) -> float:
     """Rate [FLOP/s] that large products keep inside a training step: :meth:`Setting.matmul_rate`, of which a Blackwell
-    keeps no more than its power limit lets it keep of a burst.
+    keeps no more than its power limit lets it keep of a burst (:data:`KEPT`).
 
-    A B200 that multiplies without a pause falls from 1,965 to 1,580 MHz at its 1,000 W, and from 1,450 to 1,237 TFLOP/s
-    (:data:`KEPT`); its best measured rates are of shorter loops. Power grows with the clock's third power, voltage with
-    it, so that a GPU of the generation with more watts for each SM keeps a higher clock.
+    A B200 that multiplies without a pause falls from 1,965 to 1,580 MHz at its 1,000 W; its best measured rates are of
+    shorter loops. Power grows with the clock's third power, voltage with it, so that a GPU of the generation with fewer
+    watts for each SM keeps a lower clock; with more it gains by :data:`MORE_WATTS`.
     """
     rate = where.matmul_rate()
     device = where.device
-    if not (where.by_law and device.arch in THROTTLED):
+    if not (where.by_law and device.arch in KEPT):
         return rate
-    clock = THROTTLED_CLOCK * math.pow(device.tdp / device.sms / THROTTLED_WATTS, 1.0 / 3.0)
-    return min(rate, _burst_rate(where) * min(1.0, KEPT * clock / device.clock))
+    watts = device.tdp / device.sms / THROTTLED_WATTS
+    clock = THROTTLED_CLOCK * math.pow(watts, MORE_WATTS[device.arch] if watts > 1.0 else 1.0 / 3.0)
+    return min(rate, _burst_rate(where) * min(1.0, KEPT[device.arch] * clock / device.clock))
 
 
 def _burst_rate(where: Setting) -> float:
