@@ -551,6 +551,22 @@ def test_hybrideps_copies_carry_a_weight_for_each_expert_in_reach_there_and_its_
         assert exchanges(plain, f"{name} rdma")[0].elements == exchanges(plain, "combine rdma")[0].elements
 
 
+@pytest.mark.parametrize("per_node", [1, 4, 8])
+def test_tokens_that_take_experts_in_turn_go_to_few_ranks(per_node: int) -> None:
+    """Of torchtitan's and NeMo Automodel's routers, whose (token, choice) is expert ``(token * k + choice) % E``: each
+    token's copies counted, of 128 experts on 16 ranks."""
+    layer = two_hops(per_node, kind="round_robin")
+    far, near = (exchanges(layer, f"dispatch {hop}")[0] for hop in ("rdma", "nvlink"))
+    visited = [{(token * 8 + choice) % 128 // 8 for choice in range(8)} for token in range(1024)]
+    ranks = sum(map(len, visited)) / 1024
+    away = [{rank // per_node for rank in ranks} - {home} for ranks in visited for home in range(16 // per_node)]
+    assert near.elements / (1024 * 2048) == pytest.approx(ranks)
+    assert far.elements / (1024 * 2048) == pytest.approx(sum(map(len, away)) / len(away))
+    alike = Routing(kind="round_robin"), BALANCED
+    sent = [exchanges(expert_layer("qwen3-30b-a3b", ep=8, routing=kind), "dispatch")[0].elements for kind in alike]
+    assert sent[0] == sent[1]
+
+
 def test_a_fused_permutation_reads_each_copy_once_and_writes_a_row_for_each_expert() -> None:
     moved = [
         {k.name: (k.nbytes, k.backward_nbytes) for x in layer.forward if isinstance(x, Work) for k in x.kernels}

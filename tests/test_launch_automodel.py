@@ -148,7 +148,7 @@ def test_automodels_sections_of_0_2_are_those_of_today() -> None:
 
 def test_automodels_experts_are_spread_and_kept_gathered() -> None:
     fields = had(automodel("ep_size: 8", EXPERTS.replace("BACKEND", "attn: te")))
-    assert (fields["parallel.ep"], fields["parallel.routing.kind"]) == (8, "balanced")
+    assert (fields["parallel.ep"], fields["parallel.routing.kind"]) == (8, "round_robin")
     assert fields["strategy.reshard_after_forward"] is False
     again = had(automodel("ep_size: 8, moe: {reshard_after_forward: true}", EXPERTS.replace("BACKEND", "attn: te")))
     assert again["strategy.reshard_after_forward"] is True

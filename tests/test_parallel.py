@@ -57,7 +57,7 @@ ALIASES = {
     "pipeline_parallel_schedule": ("Interleaved1F1B", {"schedule": "Interleaved1F1B"}),
     "pipeline_parallel_layers_per_stage": (2, {"layers_per_virtual_stage": 2}),
     "context_parallel_rotate_method": ("allgather", {"cp_comm_type": "all_gather"}),
-    "debug": ({"moe_force_load_balance": True}, {"routing": {"kind": "balanced"}}),
+    "debug": ({"moe_force_load_balance": True}, {"routing": {"kind": "round_robin"}}),
     "compile": ({"enable_async_tensor_parallel": False}, {"tp_overlap": "none"}),
     "pipeline": ({"stages": "auto"}, {}),
     "sequence_parallel_size": (4, {"cp": 4}),

@@ -159,7 +159,7 @@ def stage_memory(split: Split) -> tuple[MemoryUse, ...]:
     keeps = not parallel.deallocate_pipeline_outputs
     batch = MicroBatchStash(config.micro_batch_size, DTYPE_BYTES[activations(split.scenario)], deferral, keeps)
     uses = stages(split.partition, split.orders, states, batch, versions, split.gpu)
-    uneven = mesh.size("ep") > 1 and parallel.routing.kind != "balanced" and not parallel.pad_to_capacity
+    uneven = mesh.size("ep") > 1 and not parallel.routing.even and not parallel.pad_to_capacity
     if count == 1:
         return (replace(uses[0], where=BUSIEST),) if uneven else uses
     ranks = [BUSIEST if uneven else f"rank {mesh.ranks(pp=i)[0]}" for i in range(count)]

@@ -24,13 +24,14 @@ class Routing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     Parameters
     ----------
     kind : ``uniform``: every token draws its experts alike at random; ``balanced``: every expert gets the same number
-        (Megatron's ``moe_router_force_load_balancing``, torchtitan's ``debug.moe_force_load_balance``); ``skewed``:
-        some are drawn more often; ``histogram``: as often as was measured.
+        (Megatron's ``moe_router_force_load_balancing``, whose scores are random); ``round_robin``: every token the next
+        k of them, which are on few ranks (torchtitan's ``debug.moe_force_load_balance``, NeMo Automodel's
+        ``fake_balanced_gate``); ``skewed``: some are drawn more often; ``histogram``: as often as was measured.
     skew : of ``skewed``, load of the busiest expert over the mean, in expectation. seed : of the draws.
     file : of ``histogram``, a CSV of tokens per expert, a row per layer, relative to the scenario.
     """
 
-    kind: Literal["uniform", "balanced", "skewed", "histogram"] = "uniform"
+    kind: Literal["uniform", "balanced", "round_robin", "skewed", "histogram"] = "uniform"
     skew: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     seed: int = 0
     file: str | None = None
@@ -40,6 +41,11 @@ class Routing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ValueError("routing from a histogram needs kind = 'histogram' and the file that holds it")
         if self.kind != "skewed" and self.skew != 1:
             raise ValueError(f"skew = {self.skew} belongs to kind = 'skewed', not to {self.kind!r}")
+
+    @property
+    def even(self) -> bool:
+        """Whether every expert gets as many tokens as the others."""
+        return self.kind in {"balanced", "round_robin"}
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

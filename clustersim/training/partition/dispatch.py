@@ -18,7 +18,7 @@ from clustersim.core.model import Kernel
 from clustersim.core.program import ExchangeKernel
 from clustersim.training.partition.base import Exchange
 from clustersim.training.partition.nodes import TRAFFIC, WAITS, Kernels, NodeListing, scaled
-from clustersim.training.partition.routing import RoutedTokens, distinct
+from clustersim.training.partition.routing import RoutedTokens, distinct, in_turn
 
 EP = ("ep",)
 ETP = ("etp",)
@@ -375,15 +375,17 @@ def hops(
 def copies_of(s: ExpertSpread) -> dict[str, tuple[float, ByteMatrix | None]]:
     """Copies of a token each hop carries, and between whom.
 
-    Uniform choices of k experts fall into ``distinct`` ranks and nodes; busier positions get more in proportion. What
-    a rank brings over its own NVLink from other nodes' ranks of its place, it hands on itself, so that each hands on as
-    many copies as it sends.
+    Uniform choices of k experts fall into ``distinct`` ranks and nodes, those of a router that takes experts
+    ``in_turn`` into fewer; busier positions get more in proportion. What a rank brings over its own NVLink from other
+    nodes' ranks of its place, it hands on itself, so that each hands on as many copies as it sends.
     """
     m = s.mixture
     nodes = s.ep // s.per_node
-    part = m.group_limit / m.groups if m.group_limit and nodes % m.groups == 0 else 1.0
+    limited = m.group_limit and nodes % m.groups == 0 and not s.routed.in_turn
+    part = m.group_limit / m.groups if limited else 1.0
     experts = round(m.experts * part)
-    ranks = distinct(round(s.ep * part), experts, m.per_token)
+    fallen_into = in_turn if s.routed.in_turn else distinct
+    ranks = fallen_into(round(s.ep * part), experts, m.per_token)
     if nodes == 1:
         return {"nvlink": (ranks, s.routed.matrix)}
     load = np.array(s.routed.load or (1.0,) * s.ep)
@@ -392,5 +394,5 @@ def copies_of(s: ExpertSpread) -> dict[str, tuple[float, ByteMatrix | None]]:
     near = np.where(same, load[None, :] / s.per_node, 0.0)
     of_node = np.bincount(node, load)[node] / s.per_node
     far = np.where(~same & (place[:, None] == place[None, :]), of_node[None, :] / (nodes - 1), 0.0)
-    away = distinct(round(nodes * part), experts, m.per_token) * (nodes - 1) / nodes
+    away = fallen_into(round(nodes * part), experts, m.per_token) * (nodes - 1) / nodes
     return {"rdma": (away, byte_matrix(far.tolist())), "nvlink": (ranks, byte_matrix(near.tolist()))}

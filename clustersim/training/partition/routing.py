@@ -1,9 +1,10 @@
 """Which experts tokens visit: rows every expert-parallel position sends and receives, from a model of the router.
 
-Kinds are those of :class:`clustersim.training.parallel.Routing`. ``balanced``: all alike. ``uniform``: tokens draw k of
-E experts at random; one draw by its seed, with the mean, variances and covariances of drawing without replacement.
-``skewed``: the popularity of experts falls as a power of their rank (Zipf), steep enough that the busiest has ``skew``
-times the mean; which are popular is drawn. ``histogram``: as often as was measured. The last two are expectations.
+Kinds are those of :class:`clustersim.training.parallel.Routing`. ``balanced``: all alike, ``round_robin`` too.
+``uniform``: tokens draw k of E experts at random; one draw by its seed, with the mean, variances and covariances of
+drawing without replacement. ``skewed``: the popularity of experts falls as a power of their rank (Zipf), steep enough
+that the busiest has ``skew`` times the mean; which are popular is drawn. ``histogram``: as often as was measured. The
+last two are expectations.
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ class RoutedTokens(msgspec.Struct, frozen=True):
     ----------
     rows : a position sends per sample, in the mean (and so receives); of all its tokens together.
     load : (ep,) rows each position receives, over the mean; empty where all are alike.
-    matrix : rows of pairs, over ``rows``; None where all are alike.
+    matrix : rows of pairs, over ``rows``; None where all are alike. in_turn : a token's experts are next to each other.
     """
 
     rows: float
     load: tuple[float, ...] = ()
     matrix: ByteMatrix | None = None
+    in_turn: bool = False
 
     @property
     def returning(self) -> ByteMatrix | None:
@@ -95,7 +97,7 @@ def routed(router: ExpertRouter) -> RoutedTokens:
     pairs = wanted.reshape(router.ep, router.ep, -1).sum(axis=2)
     rows = float(pairs.sum()) / router.ep
     if router.ep == 1 or np.allclose(pairs, pairs.mean(), rtol=1e-12, atol=0.0):
-        return RoutedTokens(rows)
+        return RoutedTokens(rows, in_turn=router.routing.kind == "round_robin")
     return RoutedTokens(rows, tuple((pairs.sum(axis=0) / rows).tolist()), byte_matrix((pairs / rows).tolist()))
 
 
@@ -223,3 +225,16 @@ def distinct(parts: int, experts: int, per_token: int) -> float:
     """
     rest = experts - experts // parts
     return parts * (1.0 - math.comb(rest, per_token) / math.comb(experts, per_token))
+
+
+def in_turn(parts: int, experts: int, per_token: int) -> float:
+    """Parts of all experts that a token's k choices fall into where every token takes the k experts behind those of the
+    token before it, in the mean over tokens.
+
+    >>> in_turn(8, 128, 8), in_turn(64, 256, 8), in_turn(8, 60, 8)
+    (1.0, 2.0, 2.0)
+    """
+    of_part = experts // parts
+    starts = range(0, math.lcm(experts, per_token), per_token)
+    visited = [len({(start + i) % experts // of_part for i in range(per_token)}) for start in starts]
+    return sum(visited) / len(visited)
