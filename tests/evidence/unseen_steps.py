@@ -22,7 +22,7 @@ from clustersim.scenario.result.trust import trust
 from tests.tables import table_rows
 
 TABLE = Path(__file__).parents[1] / "data" / "unseen_steps.csv"
-LARGE = ("megascale", "nemotron4", "neox", "mbridge-405b", "split-nemo-gpt3-175b", "moe-automodel-dsv3")
+LARGE = ("megascale", "nemotron4", "neox", "mbridge-405b", "split-nemo-gpt3-175b", "moe-automodel-dsv3", "moe10-xtuner")
 """Beginnings of rows of hundreds of GPUs, stage by stage: minutes of processor time each. They are not played here."""
 
 
