@@ -32,6 +32,16 @@ steps = 4
 WRONG = {
     "misspelt field": ("nodes = 1", "nods = 1", ["'nods' = 1", "did you mean 'nodes'?", "$.cluster.nods"]),
     "misspelt table": ("[run]", "[rum]", ["'rum'", "did you mean 'run'?", "$.rum"]),
+    "field of another table": (
+        'name = "resnet50"',
+        'name = "resnet50"\nmicro_batch_size = 2',
+        [
+            "'micro_batch_size' = 2",
+            "it is a field of [strategy]",
+            "$.model.micro_batch_size",
+        ],
+    ),
+    "field like none": ("nodes = 1", "watchd = 1", ["'watchd' = 1", "known: changes,", "$.cluster.watchd"]),
     "missing field": ('topology = "dgx-1v"', "", ["missing field 'topology'", "$.cluster"]),
     "missing table": ('[strategy]\nkind = "ddp"\nmicro_batch_size = 64', "", ["missing field 'strategy'"]),
     "text for a number": ("nodes = 1", 'nodes = "one"', ["'one'", "a whole number", "$.cluster.nodes"]),

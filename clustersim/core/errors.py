@@ -49,6 +49,8 @@ def nearest(word: str, known_names: Iterable[str]) -> str:
     "did you mean 'ring'?"
     >>> nearest("xyz", ["ring", "tree"])
     'known: ring, tree'
+    >>> nearest("batch", ["watchdog", "run"])
+    'known: run, watchdog'
     """
     names = sorted(known_names)
     meant = nearest_name(word, names)
@@ -56,10 +58,15 @@ def nearest(word: str, known_names: Iterable[str]) -> str:
 
 
 def nearest_name(word: str, known_names: Iterable[str]) -> str | None:
-    """The known name that a misspelt one most likely is; None where none is like it."""
+    """The known name that a misspelt one most likely is; None where none is like it.
+
+    Names that begin otherwise must be more alike: ``batch`` is no misspelt ``watchdog``.
+    """
+    written = str(word).lower()
     lowered = {name.lower(): name for name in sorted(known_names, reverse=True)}
-    close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.6)
-    return lowered[close[0]] if close else None
+    close = difflib.get_close_matches(written, lowered, n=3, cutoff=0.6)
+    alike = set(difflib.get_close_matches(written, lowered, n=3, cutoff=0.7))
+    return next((lowered[name] for name in close if name in alike or name[:1] == written[:1]), None)
 
 
 def nearest_number(works: Callable[[int], bool], value: int, most: int) -> str:

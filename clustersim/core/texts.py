@@ -266,8 +266,9 @@ def at_path(value: Any, kind: Any, path: str) -> tuple[Any, Any]:
 
 
 def fields_of(kind: Any) -> list[str]:
-    """Names of a Struct's fields, as a file has them; none of another type."""
-    return [field.encode_name for field in msgspec.structs.fields(kind)] if _is_struct(kind) else []
+    """Names of a Struct's fields, as a file has them, of an optional one's too; none of another type."""
+    bare = _bare(kind)
+    return [field.encode_name for field in msgspec.structs.fields(bare)] if _is_struct(bare) else []
 
 
 def choices_of(kind: Any) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from clustersim.core.errors import ClusterSimError, ScenarioError, nearest
+from clustersim.core.errors import ClusterSimError, ScenarioError, nearest, nearest_name
 from clustersim.core.file_kinds import taken_for
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.texts import Table as Table
@@ -234,9 +234,11 @@ def _explain(message: str, table: Table, struct: type, file: str, root: str, cha
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
         name = match.group(1)
         table_at = f"{root}{path}".removeprefix("$.")
-        near = nearest(name, fields_of(kind) or ["nothing"])
+        known = fields_of(kind) or ["nothing"]
+        home = _home_of(name, struct) if root == "$" and nearest_name(name, known) is None else ""
+        near = home or nearest(name, known)
         wrong = f"unknown field {shown(name)} = {shown(value.get(name))}; {near}"
-        kind_key = next((key for key in changed if key == f"{table_at}.kind"), None)
+        kind_key = next((key for key in changed if key == f"{table_at}.kind" and name != "kind"), None)
         if kind_key is not None:  # the file's fields are those of another kind
             nothing = "=" if isinstance(kind_key, OptionKey) else " = None"
             wrong += f"; {source_of(type(kind_key)(f'{table_at}.{name}'))}{nothing} takes it away"
@@ -254,6 +256,14 @@ def _explain(message: str, table: Table, struct: type, file: str, root: str, cha
         wrong = problem  # of a type with a unit, or a table's own check
     full = root + path
     return ScenarioError(f"{_source(file, full, changed)}: {wrong} (at {full})")
+
+
+def _home_of(name: str, file: type) -> str:
+    """Where a field belongs that another table of this kind of file has; nothing where none has it."""
+    tables = {table.encode_name: table.type for table in msgspec.structs.fields(file)}
+    tables |= getattr(file, "READ_LATER", {})
+    homes = [f"[{table}]" for table, kind in tables.items() if name in fields_of(kind)]
+    return f"it is a field of {' and of '.join(homes)}" if homes else ""
 
 
 def _plain(problem: str) -> str:

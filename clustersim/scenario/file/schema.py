@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +18,7 @@ from clustersim.model.packing import Packing
 from clustersim.scenario.file.campaign_schema import CampaignTable
 from clustersim.scenario.file.incident_table import Incident
 from clustersim.training.parallel import ParallelConfig
+from clustersim.training.strategies.base import StrategyConfig
 
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
 """Of anything that is counted; more of it exists nowhere."""
@@ -364,3 +366,6 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     published: PublishedStep | None = None
     incident: tuple[Incident, ...] = ()
     watchdog: Watchdogs = Watchdogs()
+
+    READ_LATER: ClassVar[Mapping[str, type]] = {"strategy": StrategyConfig}
+    """What tables hold at least that the strategy's own Struct reads."""
