@@ -296,8 +296,7 @@ class XmlMachine:
                 self.speaks[name] = layer if self.speaks[name] in pci.VERBS else self.speaks[name]
             if not rate:
                 self.assumed.append(f"{label or name} is left out: {tool} says that it is down")
-                self.links = [link for link in self.links if link[0] != name]
-                self.parts["nic"].remove(name)
+                self._without([name])
 
     def _nic_rates(self, nics: tuple[int, float] | None) -> None:
         """The rate of NICs that the file does not give: as asked for, or that of their kind or the machine, as said."""
