@@ -69,7 +69,8 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     sms : that DeepEP's kernels run on. float8 : what travels to the experts is in 8 bits.
     fused : tokens are permuted by one pass, and summed by one. varying : how many rows a rank sends is not known before
     its counts are, since some are dropped, or padded. masked : rows are picked by a mask, whose sum the host reads
-    (Megatron-LM core/transformer/moe/moe_utils.py, ``permute``: ``masked_select``).
+    (Megatron-LM core/transformer/moe/moe_utils.py, ``permute``: ``masked_select``). alike : ranks that cut the same
+    experts are all sent all rows of these, by one of the ranks of each position.
     """
 
     mixture: Mixture
@@ -86,6 +87,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     fused: bool = False
     varying: bool = False
     masked: bool = False
+    alike: bool = False
 
     @property
     def permuted(self) -> float:
@@ -97,7 +99,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     @property
     def received(self) -> float:
         """Rows the experts of one rank compute per sample: its position's, from all ranks that cut the same experts."""
-        return self.routed.rows * self.etp
+        return self.routed.rows * (1 if self.alike else self.etp)
 
 
 class Dispatcher(Protocol):

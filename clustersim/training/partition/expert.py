@@ -47,11 +47,12 @@ from clustersim.training.partition.recompute import RebuiltNorm, checkpointed, i
 from clustersim.training.partition.routing import ExpertRouter, capacity, routed
 from clustersim.training.partition.share import LayerShares, local_kernel, rows
 from clustersim.training.partition.tensor import ColumnLinears, ExchangeStyle, RowLinears
+from clustersim.training.partition.torch_dispatch import TorchAllToAll, of_all_tokens, summed
 
 DISPATCHERS: Mapping[str, Callable[[ExpertSpread], Dispatcher]] = MappingProxyType(
-    {"allgather": AllGather, "alltoall": AllToAll, "flex": TwoHops}
+    {"allgather": AllGather, "alltoall": AllToAll, "flex": TwoHops, "torchtitan": TorchAllToAll}
 )
-"""``dispatcher`` of a scenario's ``[parallel]``."""
+"""``dispatcher`` of a scenario's ``[parallel]``, of which torchtitan has an ``alltoall`` of its own."""
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 """Whose a tensor is, by its name."""
@@ -105,7 +106,9 @@ def spread_of(
         )
     if parallel.dispatcher == "flex" and etp > 1:
         raise ScenarioError(f"dispatcher = 'flex' is described for etp = 1, which is {etp} (at $.parallel.etp)")
-    router = router_of(mixture, parallel, mixture.tokens / share.tokens, histogram)
+    own = of_torchtitan(parallel)
+    divided = share.cp if own and etp > 1 else share.tokens
+    router = router_of(mixture, parallel, mixture.tokens / divided, histogram)
     per_node = max(1, nproc_per_node // etp) if nproc_per_node else ep
     return ExpertSpread(
         mixture=mixture,
@@ -114,7 +117,7 @@ def spread_of(
         tokens=router.tokens,
         routed=routed(router),
         per_node=ep if per_node >= ep else gcd(ep, per_node),
-        kind=parallel.dispatcher,
+        kind="torchtitan" if own else parallel.dispatcher,
         backend=parallel.flex_backend,
         counted=not parallel.pad_to_capacity,
         sms=parallel.deepep_num_sms,
@@ -122,7 +125,13 @@ def spread_of(
         fused=parallel.permute_fusion,
         varying=router.capacity > 0 or parallel.router_padding,
         masked=parallel.framework == "megatron" and not parallel.permute_fusion,
+        alike=own,
     )
+
+
+def of_torchtitan(parallel: ParallelConfig) -> bool:
+    """Whether tokens travel as torchtitan's own code has them: what fuses a permutation is another's."""
+    return parallel.framework == "torchtitan" and parallel.dispatcher == "alltoall" and not parallel.permute_fusion
 
 
 def router_of(
@@ -158,9 +167,10 @@ def expert_nodes(
 
     ``modules`` : ``recompute_modules`` of it but ``moe``, which is a checkpoint around these nodes.
     """
+    together = of_torchtitan(parallel) and share.tp > 1
+    seen = msgspec.structs.replace(share, sequence_parallel=False) if together else share
     first, behind = (
-        tuple(local_kernel(k, share) for k in kernels if k.name in names)
-        for names in (AHEAD_OF_EXPERTS, BEHIND_EXPERTS)
+        tuple(local_kernel(k, seen) for k in kernels if k.name in names) for names in (AHEAD_OF_EXPERTS, BEHIND_EXPERTS)
     )
     if parallel.router_dtype == "fp32":
         first = (*(router_casts(kernel) for kernel in first if kernel.name == "router"), *first)
@@ -172,9 +182,9 @@ def expert_nodes(
     inside = {name: scaled(kernel, busiest, ("saved",)) for name, kernel in inside.items()}
     shared = shared_nodes(
         tuple(k for k in kernels if k.name.startswith("shared_") or k.name in BEHIND_SHARED),
-        share,
+        seen,
         manner,
-        spread.mixture,
+        None if together else spread.mixture,
     )
     beside = parallel.shared_expert_overlap and bool(shared)
     again: Nodes = ()
@@ -193,7 +203,8 @@ def expert_nodes(
         shared = checkpointed(shared)
     node = ExpertExchange(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
     back: Nodes = (LocalKernels("experts", behind),) if behind else ()
-    return (LocalKernels("router", first), node, *again, *back, *(() if beside else shared))
+    nodes: Nodes = (LocalKernels("router", first), node, *again, *back, *(() if beside else shared))
+    return of_all_tokens(nodes, spread.mixture.tokens / share.cp * spread.mixture.hidden, manner) if together else nodes
 
 
 def router_casts(router: Kernel) -> Kernel:
@@ -213,6 +224,8 @@ def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
     everywhere = m.tokens * m.per_token  # rows of the model per sample
     if kernel.name in {"dispatch", "combine"}:  # where tokens are, not where experts are
         kernel = scaled(kernel, spread.routed.rows / everywhere, (*TRAFFIC, "saved"), launches=1, backward_launches=1)
+        if spread.kind == "torchtitan" and kernel.name == "combine":
+            return summed(kernel, spread.routed.rows * m.row, everywhere / share.cp * m.row)
         moved = spread.permuted * m.row
         return replace(kernel, nbytes=moved, backward_nbytes=moved) if spread.fused else kernel
     local_tokens = spread.received / everywhere
@@ -242,8 +255,10 @@ def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
     )
 
 
-def shared_nodes(kernels: Kernels, share: LayerShares, manner: ExchangeStyle, mixture: Mixture) -> Nodes:
-    """Shared experts, a dense MLP that tensor parallelism cuts: to the activation, then to the sum with the routed."""
+def shared_nodes(kernels: Kernels, share: LayerShares, manner: ExchangeStyle, mixture: Mixture | None) -> Nodes:
+    """Shared experts, a dense MLP that tensor parallelism cuts: to the activation, then to the sum with the routed.
+
+    ``mixture`` : None where the whole mixture's tokens are gathered, and its partial sums added, around them."""
     local = {k.name: local_kernel(k, share) for k in kernels}
     if not local:
         return ()
@@ -252,7 +267,7 @@ def shared_nodes(kernels: Kernels, share: LayerShares, manner: ExchangeStyle, mi
     down = local["shared_down"]
     rest = tuple(k for name, k in local.items() if name in BEHIND_SHARED)
     name = "shared experts"
-    if share.tp == 1:
+    if mixture is None or share.tp == 1:
         return (LocalKernels(name, (*up, activation)), LocalKernels(name, (down, *rest)))
     elements = mixture.tokens / share.cp * mixture.hidden
     rows_node = RowLinears(name, (down,), elements, manner)
