@@ -261,11 +261,18 @@ def kernel_seconds(row: Table) -> float:
     backend = "deepep" if row["what"] == "deepep_normal" else "hybridep"
     sms = int(row["sms"])
     spread = ExpertSpread(mixture, ranks, 1, float(tokens), tokens_routed, reach, "flex", backend, True, sms)
-    group = _group(TOPOLOGIES[row["system"]], nodes, ranks)
     more = _apart(mixture, ranks) if row["what"] == "trtllm_alltoall" else 1.0
     width = BYTES["bf16"] if row["kind"] in FULL_WIDTH else BYTES[row["dtype"]]
+    return exchange_seconds(spread, group_of(TOPOLOGIES[row["system"]], nodes, ranks), row["kind"], width, more)
+
+
+def exchange_seconds(spread: ExpertSpread, group: Group, kind: str, width: float, more: float = 1.0) -> float:
+    """Seconds [s] of a dispatch or combine (``kind``) of elements of ``width`` bytes, with nothing else on the links.
+
+    ``more`` : copies of a token, over those of a spread's.
+    """
     planned = []
-    for exchange in hops(spread, row["kind"], "F", home=row["kind"] == "combine"):
+    for exchange in hops(spread, kind, "F", home=kind == "combine"):
         kernel = exchange.kernel
         if kernel is not None:  # scales and 8-bit elements make a row that many 16-bit ones
             kernel = msgspec.structs.replace(kernel, row=kernel.row * width / 2.0, copies=kernel.copies * more)
@@ -284,7 +291,8 @@ def _apart(mixture: Mixture, ranks: int) -> float:
     return min(ranks, mixture.per_token) / distinct(ranks, mixture.experts, mixture.per_token)
 
 
-def _group(topology: str, nodes: int, ranks: int) -> Group:
+def group_of(topology: str, nodes: int, ranks: int) -> Group:
+    """The first GPUs of each node, as many as ``ranks`` over ``nodes``."""
     machine = fitted.load(topology, nodes=nodes)
     each = ranks // nodes
     gpus = np.concatenate([machine.node_gpus(node)[:each] for node in range(nodes)])
