@@ -207,8 +207,22 @@ def test_hybridep_starts_later_with_each_doubling_of_an_islands_ranks(phase: str
     kernel = ExchangeKernel("hybridep", phase, ROW, COPIES, 16)
     ranks = {(8, 1): 3, (16, 1): 4, (16, 2): 3, (1, 1): 0}
     for (members, islands), doublings in ranks.items():
-        begin = kernel_time(kernel, 1e6, "bf16", members, islands, "ib")(0.0)
+        begin = kernel_time(kernel, 0.0, "bf16", members, islands)(0.0)
         assert begin == pytest.approx(one_sided.start + doublings * one_sided.doubling)
+
+
+@pytest.mark.parametrize("phase", HYBRIDEP_KERNELS)
+def test_few_sms_of_hybridep_take_longer_than_links_and_more_do_not(phase: str) -> None:
+    """Half the SMs take twice as long beyond the start; the links' own time is the least."""
+
+    def beyond(sms: int, wire: float = 0.0) -> float:
+        kernel = ExchangeKernel("hybridep", phase, ROW, COPIES, sms)
+        begin, whole = (kernel_time(kernel, nbytes, "bf16", 8, 1) for nbytes in (0.0, 4096 * COPIES * ROW * 2))
+        return whole(wire) - begin(0.0)
+
+    assert beyond(4) == pytest.approx(2.0 * beyond(8))
+    assert beyond(8) == pytest.approx(4.0 * beyond(32))
+    assert beyond(4, 1.0) == beyond(32, 1.0) == pytest.approx(HYBRIDEP_KERNELS[phase].links)
 
 
 def test_hybrideps_time_on_links_is_its_bytes_and_not_channels_that_a_message_opens() -> None:

@@ -10,7 +10,7 @@ themselves (IBGDA) on InfiniBand and RoCE; where they cannot, a thread of the ho
 
 HybridEP writes each copy where it belongs over NVLink (branch hybrid-ep), and all ranks wait for each other at the end:
 
-    ``start + doubling log2(ranks) + links wire``
+    ``start + doubling log2(ranks) + max(links wire, copies (copy + row / rate) / sms)``
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ class OneSided(msgspec.Struct, frozen=True):
     Parameters
     ----------
     start, doubling : [s], and what each doubling of the ranks adds. links : its bytes' time, over that of NCCL's sends
-        without the copy of a member's own part.
+        without the copy of a member's own part. copy, rate : [s] of one SM for a copy of a token, and [bytes/s] of it.
     """
 
     start: float
     doubling: float
     links: float
+    copy: float
+    rate: float
 
 
 CONSTANTS: Mapping[str, KernelConstants] = MappingProxyType(
@@ -66,13 +68,19 @@ CONSTANTS: Mapping[str, KernelConstants] = MappingProxyType(
 aiconfigurator, 4 to 24 SMs, 1 to 131,072 tokens): each GPU is 8 to 21 % off when the others are fitted, 10.6 % in the
 median."""
 HYBRIDEP: Mapping[str, OneSided] = MappingProxyType(
-    {"dispatch": OneSided(11.7e-6, 1.8e-6, 1.08), "combine": OneSided(11.4e-6, 3.7e-6, 1.19)}
+    {
+        "dispatch": OneSided(11.7e-6, 1.8e-6, 1.08, 45e-9, 58e9),
+        "combine": OneSided(11.4e-6, 3.7e-6, 1.19, 140e-9, 122e9),
+    }
 )
 """Starts are those of TensorRT-LLM's one-sided all-to-all on 2 to 32 GB200 of a rack (github.com/ai-dynamo/
 aiconfigurator, 1 to 65,536 tokens), which has all SMs and moves 655 to 673 GB/s of the links' 900, on two ranks as on a
 rack: any number of ranks is 2 to 12 % off, in the median, when the others are fitted. What it takes a token, 10 ns, is
 left out, since it binds on two ranks in 4 bits alone. ``links`` is HybridEP's own on 16 SMs, as its authors measured it
-on 8 to 36 ranks (deepseek-ai/DeepEP docs/README_Hybrid-EP.md): GB200 is within 7 % with it, and B200, left out, 5 %."""
+on 8 to 36 ranks (deepseek-ai/DeepEP docs/README_Hybrid-EP.md): GB200 is within 7 % with it, and B200, left out, 5 %.
+What an SM takes is HybridEP's on 4 and 8 of eight H100s, of rows of 2 to 14 KB (NVIDIA-NeMo/Automodel docs/
+deepep_vs_hybridep_benchmark.md): 4 SMs of its authors' H100s on two to eight nodes, left out, go from 26 to 18 % too
+fast. From 16 SMs on it binds nowhere."""
 LINKS = 1.15
 """Their bytes' time on NVLink, over that of NCCL's sends: 153 to 158 GB/s of an H800's 200 (DeepEP's README)."""
 POSTED: Mapping[tuple[str, str], float] = MappingProxyType({("deepep", "efa"): 0.55e-6, ("uccl", "efa"): 2.0e-6})
@@ -132,7 +140,8 @@ def kernel_time(
     if one_sided(kernel) and not kernel.far:
         of_phase = HYBRIDEP[kernel.phase]
         begin = of_phase.start + of_phase.doubling * math.log2(max(1.0, ranks / islands))
-        return lambda wire: begin + of_phase.links * wire
+        busy = copies * (of_phase.copy + row / of_phase.rate) / kernel.sms if kernel.sms else 0.0
+        return lambda wire: begin + max(of_phase.links * wire, busy)
     if kernel.far:
         start = constants.far_start + constants.per_node * islands
         return lambda wire: start + max(wire, copies * post)
