@@ -23,16 +23,18 @@ def test_a_machine_that_nobody_tuned_for_is_predicted(topology: str, middle: flo
     assert off.max() < largest
 
 
-@pytest.mark.parametrize(("chosen", "rows", "publishers"), [("2", 154, 29), ("3", 123, 28), ("4", 108, 17)])
+@pytest.mark.parametrize(
+    ("chosen", "rows", "publishers"), [("2", 154, 29), ("3", 123, 28), ("4", 108, 17), ("5", 30, 5)]
+)
 def test_a_set_is_of_many_publishers(chosen: str, rows: int, publishers: int) -> None:
     members = [row for row in unseen_rows() if row["set"] == chosen]
     assert len(members) == rows
     assert len({row["publisher"] for row in members}) == publishers
 
 
-@pytest.mark.parametrize(("chosen", "earlier"), [("3", "12"), ("4", "123")])
+@pytest.mark.parametrize(("chosen", "earlier"), [("3", "12"), ("4", "123"), ("5", "1234")])
 def test_publishers_of_a_set_are_in_no_earlier_one(chosen: str, earlier: str) -> None:
-    named = {one: {row["publisher"] for row in unseen_rows() if row["set"] == one} for one in "1234"}
+    named = {one: {row["publisher"] for row in unseen_rows() if row["set"] == one} for one in "12345"}
     assert not any(named[chosen] & named[one] for one in earlier)
 
 
@@ -43,12 +45,21 @@ def test_first_errors_of_the_fourth_set_are_kept() -> None:
     assert round(float(np.percentile(first, 90)), 2) == 0.53
 
 
+def test_first_errors_of_the_fifth_set_are_kept() -> None:
+    """All_to_alls over EFA by a publisher whose all_reduces EFA's constants have seen, p3dn's EFA with eight GPUs,
+    A100s with four NICs and MI350X over two nodes."""
+    first = np.abs([float(row["first_error"]) for row in unseen_rows() if row["set"] == "5"])
+    assert round(float(np.median(first)), 2) == 0.10
+    assert round(float(np.percentile(first, 90)), 2) == 0.37
+
+
 @pytest.mark.parametrize(
     ("chosen", "middle", "ninth", "half", "most"),
     [
         ("2", 0.16, 0.54, (0.55, 0.68), (0.89, 0.96)),
         ("3", 0.12, 0.44, (0.52, 0.65), (0.88, 0.96)),
         ("4", 0.12, 0.46, (0.46, 0.57), (0.85, 0.93)),
+        ("5", 0.11, 0.39, (0.56, 0.70), (0.89, 0.97)),
     ],
 )
 def test_a_set_is_predicted_as_coarsely_as_its_ranges_say(
@@ -111,6 +122,15 @@ def test_efa_through_host_memory_takes_what_two_publishers_measured() -> None:
     rows = [row for row in unseen_collectives() if row.net == "efa_host" and row.chosen == "2"]
     assert {row.publisher for row in rows} == {"AWS EFA guide of p3dn", "g4dn.metal with EFA"}
     assert max(abs(row.error) for row in rows) < 0.2
+
+
+def test_all_to_all_over_efa_takes_what_a_publisher_measured_on_2_to_32_nodes() -> None:
+    """32 MiB to 2 GiB on 16 to 256 H100s of P5: nothing was mended for them. Steps' all_to_alls over EFA are missed by
+    more, which is not theirs alone."""
+    errors = _chosen({"crazyguitar/aws-gpu-communication-benchmark"})
+    assert len(errors) == 15
+    assert np.median(np.abs(errors)) < 0.08
+    assert np.abs(errors).max() < 0.4
 
 
 def test_one_process_takes_longer_the_more_gpus_it_drives() -> None:
