@@ -5,7 +5,7 @@ import pytest
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch.files import document
-from clustersim.scenario.run.parts import model_of
+from clustersim.scenario.run.parts import model_of, transformer_of
 
 SFT = "accelerate launch --num_processes 8 sft.py --per_device_train_batch_size 1 --max_length 512 --bf16"
 FACTORY = """
@@ -176,3 +176,21 @@ def test_attention_and_adapters_of_llm_foundry():
         read(f"{lora}fsdp_config: {{sharding_strategy: FULL_SHARD}}\n", "f.yaml")
     with pytest.raises(ScenarioError, match="PEFT's plain LoRA is played"):
         read(lora.replace("r: 8", "r: 8, use_dora: true"), "f.yaml")
+
+
+def test_a_mixture_with_shared_experts_and_plain_attention_is_described():
+    """No shipped model has shared experts beside queries without norms and biases; sizes tell it all the same."""
+    words = (
+        "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 8 --hidden-size 384 "
+        "--num-attention-heads 8 --ffn-hidden-size 688 --seq-length 4096 --max-position-embeddings 4096 --swiglu "
+        "--normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
+        "--untie-embeddings-and-output-weights --vocab-size 32000 "
+        "--num-experts 64 --moe-router-topk 4 --moe-ffn-hidden-size 344 --moe-shared-expert-intermediate-size 344 "
+        "--micro-batch-size 1 --global-batch-size 64 --bf16"
+    )
+    shape = transformer_of(read(words).scenario)
+    assert shape is not None
+    assert shape.experts is not None
+    experts = shape.experts
+    assert (experts.count, experts.per_token, experts.width, experts.shared) == (64, 4, 344, 344)
+    assert (shape.layers, shape.kv_heads, shape.qk_norm, shape.qkv_bias) == (8, 8, False, False)

@@ -325,3 +325,31 @@ def test_sharded_parameters_are_refused_with_what_to_write() -> None:
     more = "ddp:\n  use_megatron_fsdp: true\n  data_parallel_sharding_strategy: optim_grads_params\n"
     with pytest.raises(ScenarioError, match=r'NeMo\'s files are not read with: write strategy\.kind = "fsdp"'):
         bridge(more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "is_said"),
+    [
+        ('recipe.model.config.fp8 = "hybrid"', "bf16", True),
+        ('recipe.trainer.plugins.fp8 = "hybrid"', "fp8", False),
+        ('recipe.model.config.fp8 = None\nrecipe.trainer.plugins.fp8 = "hybrid"', "fp8", False),
+        ("recipe.model.config.fp8 = False", "bf16", False),
+    ],
+)
+def test_a_models_type_of_8_bits_is_what_the_plugin_of_precision_says(changes: str, dtype: str, is_said: bool) -> None:
+    """The plugin writes each of its fields over the model's, those that it has no value of too."""
+    made = exchange.read([document(f"{TAKEN}{changes}\nrun.run(recipe)\n", "a.py")], {"topology": "hgx-h100"})
+    assert made.scenario.file.model.dtype == dtype
+    assert any("the plugin of precision overwrites it" in note for note in made.notes) == is_said
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16_mixed", "bf16"), ("bf16_with_fp8_mixed", "fp8")])
+def test_a_container_of_megatron_bridge_has_its_8_bits_of_its_precision(precision: str, dtype: str) -> None:
+    text = BRIDGE.replace("mixed_precision: bf16_mixed", f"mixed_precision: {precision}")
+    made = exchange.read([document(f"{text}model.fp8: e4m3\n", "bridge.yaml")], {"topology": "hgx-h100", "nodes": 1})
+    assert made.scenario.file.model.dtype == dtype
+
+
+def test_a_table_of_runs_is_no_run() -> None:
+    with pytest.raises(ScenarioError, match=r"perf_matrix\.h100.*holds several runs, of which a program picks one"):
+        bridge("perf_matrix:\n  h100:\n    bf16: {tp: 4, gbs: 128}\n")

@@ -14,6 +14,7 @@ from clustersim.files.launch import (
     litgpt,
     megatron_swift,
     nanogpt,
+    nemo_precision,
     openrlhf,
     prime_rl,
     primus,
@@ -31,7 +32,7 @@ from clustersim.files.launch.table import FrameworkTable, load
 from clustersim.files.launch.whose import framework_of
 from clustersim.scenario.file.reading import Table as Tables
 
-_WORDS = (litgpt, nanogpt, openrlhf, cookbook, verl, colossal, megatron_swift, automodel, prime_rl)
+_WORDS = (litgpt, nanogpt, nemo_precision, openrlhf, cookbook, verl, colossal, megatron_swift, automodel, prime_rl)
 """Frameworks whose options are brought to their table's names."""
 
 

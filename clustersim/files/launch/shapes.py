@@ -22,7 +22,7 @@ SIZES = ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab", 
 """Of a shipped model, what ``model.options`` may change. The rest is what kind of model it is."""
 KINDS = ("gated", "norm", "norm_places", "positions", "tied", "mlp_bias", "qkv_bias", "qk_norm", "mla")
 EXPERTS = ("count", "per_token", "width", "shared")
-BASES = ("llama2-7b", "gpt2", "bloom-176b", "mixtral-8x7b")
+BASES = ("llama2-7b", "gpt2", "bloom-176b", "mixtral-8x7b", "qwen3-30b-a3b")
 """Shipped models of plain blocks, from which another kind is described by ``model.options``."""
 WHERE_SAID = ("window", "embedding_norm", "norm_weight", "activation")
 """What a model has, or has not, as everybody else only where a file says so."""
