@@ -7,11 +7,14 @@ from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
 from clustersim.files.launch.files import HOSTS, MODEL, PYTHON, WRITTEN, Document, Key, OptionValue
+from clustersim.files.launch.open_questions import OpenQuestion
 from clustersim.files.launch.table import FrameworkTable, load
 
 CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml")
 ALWAYS = ("deepspeed_config_file", "deepspeed_config", "config_file")
 """Ends of options that name a file, whatever it is called."""
+OF_DEEPSPEED = ("deepspeed", "deepspeed_config", "deepspeed_config_file")
+"""Options that name DeepSpeed's configuration."""
 FLAG = "deepspeed"
 """An option that may stand alone, so that what nothing sets behind it may be more options."""
 
@@ -37,17 +40,31 @@ def complete(
             free.remove(file)
         elif file not in given:
             missing.append(option)
+    asked = []
     for option in missing:
         ending = Path(str(option.value)).suffix.replace("yml", "yaml")
         unset = str(option.value).startswith("$") and ending not in CONFIGURATIONS
         alike = (file for file in free if unset or Path(file).suffix.replace("yml", "yaml") == ending)
         instead = next(alike, None)
         if instead is None:
-            raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
+            asked.append(option)
+            continue
         free.remove(instead)
         notes.append(f"{instead} is taken for {option.value}, which {option.name} names")
+    _ask_for_files(asked)
     if not used:
         raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
+
+
+def _ask_for_files(named: Sequence[OptionValue]) -> None:
+    """Raise an error for files that were not given: a question beside others where they are DeepSpeed's, which says
+    nothing of the model and the machine; alone where they may answer the others."""
+    if not named:
+        return
+    words = " and ".join(f"{option.name} names {option.value}" for option in named)
+    question = OpenQuestion(named[0].where, f"{words}; give {'that file' if len(named) == 1 else 'those files'} too")
+    is_deepspeeds = all(option.name.lstrip("-").rsplit(".", 1)[-1] in OF_DEEPSPEED for option in named)
+    raise question if is_deepspeeds else ScenarioError(str(question))
 
 
 def _is_file(key: str, value: object) -> bool:
@@ -85,6 +102,9 @@ def refuse_overridden(read: Sequence[Document]) -> None:
         return
     for file in read:
         changed = next((value for (at, _), value in file.overrides.items() if at == "config"), None)
+        named = next((option for (_, key), option in file.options.items() if key == "config_name"), None)
+        if changed is not None and named is not None:
+            raise ScenarioError(f"{named.where}: {named.name} names {named.value}; give that file too")
         if changed is not None:
             raise ScenarioError(
                 f"{changed.where}: {changed.name} changes a configuration that {file.program or 'the script'} reads or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from clustersim.files.launch import (
 from clustersim.files.launch.asked_files import complete, refuse_overridden, trains
 from clustersim.files.launch.files import UNSET, Document, Key, OptionValue
 from clustersim.files.launch.launch_parts import LaunchParts
+from clustersim.files.launch.open_questions import OpenQuestion, OpenQuestions
 from clustersim.files.launch.options import ScenarioFields, others
 from clustersim.files.launch.table import FrameworkTable, holds
 from clustersim.model import named_models as models
@@ -39,18 +41,23 @@ EARLIER = ("checkpoint_activations", "activations_checkpoint_method")
 """Options of Megatron-LM before 3.0 for whole layers, a layer at a time unless told otherwise."""
 LOCAL = (*EARLIER, "DDP_impl")
 """Options that Megatron-LM had until core 0.4 alone, of 2023, when ``transformer_impl`` was ``local`` by default."""
+NOT_GIVEN = re.compile(r"reads (\S+), which was not given")
+"""Of a note on a script that another one reads."""
 FLASH = "use_flash_attn"
 """Its option for flash attention without Transformer Engine."""
 
 
-def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
+def settled(
+    parts: LaunchParts, used: set[Key], questions: OpenQuestions
+) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
     """Put what follows from several options, the model and the framework into the fields.
 
     Returns the options that are not played, that are ignored, and that nobody knows.
     """
     table, options, fields, notes = parts.table, parts.options, parts.fields, parts.notes
     notes += _named(fields, table)
-    complete(parts.files, table, options, used, notes)
+    with questions.gathered():
+        complete(parts.files, table, options, used, notes)
     notes += _adapters(parts.files, table, options, fields, used)
     notes += seeing.taken(options, fields, used, parts.model, parts.folder)
     if table.name == "nemo":
@@ -70,15 +77,24 @@ def settled(parts: LaunchParts, used: set[Key]) -> tuple[dict[str, str], tuple[s
     notes += _looped_experts(table, options, fields)
     unset = next((note for file in parts.files for note in file.notes if UNSET in note), "")
     if unset and parts.model is None and not {"shape.layers", "model.name"} & fields.keys():
-        raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
+        raise ScenarioError(
+            f"{unset}; {_unread(parts.files)}write their words, or give --model: a name, or a config.json"
+        )
     trained = trains(parts.files, table, options) if parts.model is None else ""
     notes += _vocabulary(options, fields)
-    notes += _model(parts, trained)
-    notes += filled(fields, parts.folder)
+    with questions.gathered():
+        notes += _model(parts, trained)
+        notes += filled(fields, parts.folder)
     if fields.get("strategy.kind") == "single":
         for name in ("nodes", "gpus_per_node"):
             fields.setdefault(f"cluster.{name}", 1)
     return left
+
+
+def _unread(files: Sequence[Document]) -> str:
+    """What to give first: scripts that others read, and that may set what is not known."""
+    names = [found[1] for file in files for note in file.notes if (found := NOT_GIVEN.search(note))]
+    return f"give {' and '.join(dict.fromkeys(names))}, which the script reads, or " if names else ""
 
 
 def _adapters(
@@ -150,9 +166,10 @@ def _known(fields: ScenarioFields) -> None:
     try:
         models.shape(name, {})
     except ClusterSimError:
-        raise ScenarioError(
-            f"{by.where}: {by.name} {shown(by.value)}: no shipped model is of this name (clustersim list models); give "
-            "its config.json among the files, or with --model"
+        raise OpenQuestion(
+            by.where,
+            f"{by.name} {shown(by.value)}: no shipped model is of this name (clustersim list models); give "
+            "its config.json among the files, or with --model",
         ) from None
 
 

@@ -63,9 +63,10 @@ ALONE = (
     ("deepspeed", ON_MANY, "deepspeed without --hostfile"),
     ("colossalai", ON_MANY | {"host", "H"}, "colossalai run without --hostfile"),
     ("composer", frozenset({"world_size", "..."}), "composer without --world_size"),
+    ("torchrun", frozenset({"nnodes", "..."}), "torchrun without --nnodes"),
 )
 """Launchers that start ranks of their own node alone where none of these options is given (deepspeed/launcher/runner.py
-``fetch_hostfile``, composer/cli/launcher.py ``_parse_args``), and what is said then."""
+``fetch_hostfile``, composer/cli/launcher.py ``_parse_args``, torch/distributed/run.py), and what is said then."""
 
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

@@ -13,7 +13,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.interpolation import MISSING, referring, resolved_beside
-from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, load
+from clustersim.files.launch.table import NOWHERE, FrameworkTable, LaunchOption, UnsetError, holds, load
 
 SURE = 0.9
 """How alike an unknown option and a known one are that is taken for a slip of the pen."""
@@ -38,12 +38,16 @@ FIRST = ("strategy.kind", "strategy.version")
 
 
 class ScenarioFields(texts.Table):
-    """Fields by dotted name, with who said each."""
+    """Fields by dotted name, with who said each.
+
+    unset : options whose value nothing sets, by name: where, what it lacks, the field.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.by: dict[str, OptionValue] = {}
         self.settled: set[str] = set()
+        self.unset: dict[str, tuple[str, str, str]] = {}
 
     def launch(self, field: str, option: OptionValue) -> None:
         """What a launcher says of the machine in numbers, which counts against a file's."""
@@ -158,7 +162,22 @@ def apply(
                 value = row.read(row.default)
                 if value is not None:
                     fields[row.field] = value
+    _refuse_unset(fields)
     return used
+
+
+def _refuse_unset(fields: ScenarioFields) -> None:
+    """Raise :class:`ScenarioError` for the options whose values nothing sets, all at once."""
+    if not fields.unset:
+        return
+    where = next(iter(fields.unset.values()))[0]
+    told = [(f"{'' if at == where else f'{at}: '}{name}", why) for name, (at, why, _) in fields.unset.items()]
+    is_alike = len(told) > 1 and all(why.endswith(f" is {NOWHERE}") for _, why in told)
+    alike = ", ".join(f"{name} {why.removesuffix(f' is {NOWHERE}')}" for name, why in told)
+    lacking = f"{alike} are {NOWHERE}" if is_alike else "; ".join(f"{name}: {why}" for name, why in told)
+    values = "its value" if len(told) == 1 else "their values"
+    model = ", or give --model" if any(field == "model.name" for *_, field in fields.unset.values()) else ""
+    raise ScenarioError(f"{where}: {lacking}; write {values}{model}")
 
 
 def _say(row: LaunchOption, field: str, option: OptionValue, fields: ScenarioFields) -> bool:
@@ -178,6 +197,9 @@ def _say(row: LaunchOption, field: str, option: OptionValue, fields: ScenarioFie
         raise ScenarioError(f"{option.where}: {option.name} is {MISSING}, which somebody must fill in; write its value")
     try:
         value = row.read(option.value)
+    except UnsetError as unset:
+        fields.unset.setdefault(option.name, (option.where, str(unset), field))
+        return True
     except ScenarioError as wrong:
         raise ScenarioError(f"{option.where}: {option.name}: {wrong}") from None
     if value is not None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clustersim.core.errors import ScenarioError
 from clustersim.files.launch import adapters, batches, torchtitan
 from clustersim.files.launch.files import Document, Key, OptionValue
 from clustersim.files.launch.implied import settled
 from clustersim.files.launch.launch_parts import LaunchParts, launched, parts_of
+from clustersim.files.launch.open_questions import OpenQuestion, OpenQuestions
 from clustersim.files.launch.options import ScenarioFields, apply
 from clustersim.files.launch.scenario_tables import checked, machine, shorter, tables_of
 from clustersim.files.launch.table import FrameworkTable
@@ -69,14 +69,13 @@ def read(
     parts = parts_of(files, framework, model, Path(path))
     parts.notes += launched(parts, cluster)
     used = apply(parts.table, parts.options, parts.fields, parts.model)
-    if seq_len is not None:
-        parts.notes += _asked_length(parts.fields, seq_len)
-    if parts.table.asks_for_length and "model.seq_len" not in parts.fields:
-        raise ScenarioError(
-            f"{parts.files[0].name}: no file says how long a sample is, which the data decides; say --seq-len"
-        )
-    left = settled(parts, used)
-    place, world = machine(parts.fields, cluster, parts.notes, parts.files[0].name, parts.folder)
+    questions = OpenQuestions()
+    with questions.gathered():
+        parts.notes += _length(parts, seq_len)
+    left = settled(parts, used, questions)
+    with questions.gathered():
+        place, world = machine(parts.fields, cluster, parts.notes, parts.files[0].name, parts.folder)
+    questions.ask()
     batches.ask_for_passes(parts.fields, parts.table)
     result, tables = _made(parts, place, world, run or {})
     parts.notes += _unsaid(parts.fields, result)
@@ -98,6 +97,16 @@ def _made(parts: LaunchParts, place: Tables, world: int, run: Tables) -> tuple[S
     result = adapters.passed_over(tables, parts.notes, check) if parts.table.name == "accelerate" else check()
     tables, result = shorter(tables, result, parts.path)
     return result, tables
+
+
+def _length(parts: LaunchParts, seq_len: int | None) -> list[str]:
+    """The length of a sample that is asked for; a question where the framework has none without its data."""
+    if seq_len is not None:
+        return _asked_length(parts.fields, seq_len)
+    if parts.table.asks_for_length and "model.seq_len" not in parts.fields:
+        words = "no file says how long a sample is, which the data decides; say --seq-len"
+        raise OpenQuestion(parts.files[0].name, words)
+    return []
 
 
 def _asked_length(fields: ScenarioFields, seq_len: int) -> list[str]:

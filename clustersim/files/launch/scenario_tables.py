@@ -18,6 +18,7 @@ from clustersim.files.launch import (
     batches,
 )
 from clustersim.files.launch.files import Document
+from clustersim.files.launch.open_questions import OpenQuestion
 from clustersim.files.launch.options import ScenarioFields
 from clustersim.files.launch.pods import count_in
 from clustersim.files.launch.table import FrameworkTable, holds
@@ -53,9 +54,11 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     Raises :class:`ScenarioError` where nobody says what machine it is, or how many.
     """
     if not cluster.get("topology"):
-        raise ScenarioError(
-            f"{file}: does not say on what machine it runs; give --topology, such as --topology dgx-h100 "
-            "(clustersim list topologies)"
+        nodes = "" if _tells_nodes(fields, cluster) else f"; {NODES}"
+        raise OpenQuestion(
+            file,
+            "does not say on what machine it runs; give --topology, such as --topology dgx-h100 "
+            f"(clustersim list topologies){nodes}",
         )
     counts = {name: count_in(fields.get(f"cluster.{name}")) for name in ("nodes", "gpus_per_node")}
     cluster_table: Tables = {name: value for name, value in counts.items() if value}
@@ -82,7 +85,7 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     if alone and world <= len(fabrics.load(topology, nodes=1).gpus):  # it may have more GPUs
         cluster_table["gpus_per_node"] = world
     if "nodes" not in cluster_table:
-        raise ScenarioError(f"{file}: does not say on how many nodes it runs; give --nodes, such as --nodes 4")
+        raise OpenQuestion(file, NODES)
     built = fitting.load(
         topology, cluster_table["nodes"], cluster_table.get("device"), cluster_table.get("fabric", {}), ()
     )
@@ -92,6 +95,14 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
         by = fields.by["cluster.world"]
         notes.append(f"{ranks} ranks as asked for; {by.where}: {by.name} says {world}")
     return cluster_table, ranks
+
+
+NODES = "does not say on how many nodes it runs; give --nodes, such as --nodes 4"
+
+
+def _tells_nodes(fields: ScenarioFields, cluster: Tables) -> bool:
+    """Whether files or the command say how many nodes, or how many ranks in all."""
+    return bool(cluster.get("nodes")) or any(count_in(fields.get(f"cluster.{name}")) for name in ("nodes", "world"))
 
 
 def _on_rocm(fields: ScenarioFields, built: Topology) -> list[str]:

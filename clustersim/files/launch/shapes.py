@@ -13,6 +13,7 @@ from clustersim.core.errors import ModelError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import Table, shown
 from clustersim.files.launch.files import OptionValue
+from clustersim.files.launch.open_questions import OpenQuestion
 from clustersim.files.launch.said_sizes import Leaves, completed, counted, has_norm_bias
 from clustersim.model import named_models as models
 from clustersim.model.base import TransformerShape
@@ -147,9 +148,10 @@ def model_for(file: str, stated: Table, *, causal: bool = True, seq_len: int = 0
     Raises :class:`ScenarioError` naming ``file`` where none is of the kind, or too little is said.
     """
     if "layers" not in stated or "d_model" not in stated or "heads" not in stated:
-        raise ScenarioError(
-            f"{file}: does not say what model it is (layers, width and heads, or a name); "
-            "give --model, such as --model llama3-8b, or a config.json"
+        raise OpenQuestion(
+            file,
+            "does not say what model it is (layers, width and heads, or a name); "
+            "give --model, such as --model llama3-8b, or a config.json",
         )
     if stated.get("gated") and stated.get("activation"):
         raise ScenarioError(

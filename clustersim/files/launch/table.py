@@ -194,6 +194,10 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _HAS = {"experts": "shape.experts.count", "latent": "shape.mla", "grouped": "shape.grouped"}
 
 
+class UnsetError(ScenarioError):
+    """A value that a variable holds which nothing sets."""
+
+
 @cache
 def load(name: str) -> FrameworkTable:
     """The table of a framework. Raises :class:`ScenarioError` for a name that has none."""
@@ -238,6 +242,9 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second) and isinstance(first, bool) == isinstance(second, bool)
 
 
+NOWHERE = "set nowhere in the script"
+
+
 def _unset(value: str) -> str:
     """What a script's word lacks.
 
@@ -256,7 +263,7 @@ def _unset(value: str) -> str:
         return f"is a sum with {printed}" if total else f"is {printed}"
     if name == "arithmetic":
         return "is a sum that is not worked out"
-    nowhere = "is set nowhere in the script"
+    nowhere = f"is {NOWHERE}"
     return f"is a sum with {name}, which {nowhere}" if total else f"{shown(value)} {nowhere}"
 
 
@@ -265,7 +272,7 @@ def _typed(value: Any, kind: Kind) -> Any:
     typed = _one(value, kind)
     if typed is None:
         if isinstance(value, str) and value.startswith("$"):
-            raise ScenarioError(f"{_unset(value)}; write its value")
+            raise UnsetError(_unset(value))
         raise ScenarioError(f"{shown(value)} does not fit: expected {_WORDS[kind]}")
     return typed
 
