@@ -13,6 +13,7 @@ from clustersim.files.launch.files import document
 from clustersim.files.launch.megatron_adapters import CLASSES
 from clustersim.files.launch.python_values import UNREAD, ProgramValues
 from clustersim.files.launch.table import load
+from clustersim.scenario.run.parts import transformer_of
 
 HEAD = "import nemo_run as run\nfrom nemo.collections import llm\n"
 TAKEN = f"{HEAD}recipe = llm.llama3_70b.pretrain_recipe(num_nodes=8)\n"
@@ -272,13 +273,37 @@ def test_a_backend_of_attention_is_named_as_python_has_it_too(name: str, kernel:
         assert made.scenario.file.model.attention == kernel
 
 
-@pytest.mark.parametrize(("size", "own"), [("num_layers: 8", 61), ("num_moe_experts: 48", 384)])
-def test_a_size_that_contradicts_the_model_given_beside_it_is_refused(size: str, own: int) -> None:
-    """It was taken for read, and the named model was played whole."""
-    lines = f"model:\n  {size}\n  seq_length: 4096\ntrain:\n  micro_batch_size: 1\n  global_batch_size: 64\n"
-    asked = f"{size.replace(':', '')}, where --model kimi-k2 has {own}; leave one of them out"
-    with pytest.raises(ScenarioError, match=asked):
-        exchange.read([document(lines, "kimi.yaml")], {"topology": "hgx-h100"}, framework="nemo", model="kimi-k2")
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ("num_layers: 8", "the model is kimi-k2 with layers = 8"),
+        ("num_moe_experts: 48", "the model is kimi-k2 with experts = {'count': 48}"),
+        (
+            "num_moe_experts: 48, moe_layer_freq: [0, 0, 1, 1], num_layers: 4",
+            "layers = 4, experts = {'count': 48, 'dense",
+        ),
+        ("num_moe_experts: 384", ""),
+    ],
+)
+def test_sizes_that_are_no_whole_model_change_the_one_that_is_given(sizes: str, said: str) -> None:
+    """As overrides of a recipe do; they were refused beside it, and before that the named model was played whole."""
+    lines = f"model: {{{sizes}, seq_length: 4096}}\ntrain: {{micro_batch_size: 1, global_batch_size: 64}}\n"
+    place = {"topology": "hgx-h100", "nodes": 1}
+    made = exchange.read([document(lines, "kimi.yaml")], place, framework="nemo", model="kimi-k2")
+    told = [note for note in made.notes if "the model is" in note]
+    assert len(told) == bool(said)
+    assert said in "".join(told)
+    shape = transformer_of(made.scenario)
+    assert shape is not None
+    assert shape.experts is not None
+    if "[0, 0, 1, 1]" in sizes:
+        assert (shape.layers, shape.experts.dense_first, shape.experts.count) == (4, 2, 48)
+
+
+def test_a_whole_model_that_contradicts_the_one_given_beside_it_is_refused() -> None:
+    """Sizes of a whole model were taken for read, and the named model was played."""
+    with pytest.raises(ScenarioError, match="num_layers 80, where --model llama3-8b has 32; leave one of them out"):
+        exchange.read([document(BRIDGE, "a.yaml")], {"topology": "hgx-h100", "nodes": 1}, model="llama3-8b")
 
 
 def test_a_size_that_is_the_models_own_may_stand_beside_it() -> None:

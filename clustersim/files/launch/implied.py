@@ -119,10 +119,13 @@ def _adapters(
 def _model(parts: LaunchParts, trained: str) -> list[str]:
     """``[model]``'s name, from its sizes where no name is said; returns notes."""
     fields, model, file = parts.fields, parts.model, parts.files[0].name
-    if model is not None:
+    if model is not None and (shapes.is_config_path(model) or fields.by.keys() >= shapes.WHOLE):
         shapes.refuse_contradiction(model, parts.folder, fields, fields.by)
         fields["model.hf_config" if shapes.is_config_path(model) else "model.name"] = model
         return []
+    if model is not None:  # sizes that are no whole model change the one that is given, as those of a recipe
+        fields["model.name"] = model
+        return shapes.altered(fields, fields.by)
     if "model.name" in fields:
         _known(fields)
         return shapes.altered(fields, fields.by)

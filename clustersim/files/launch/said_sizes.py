@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeAlias
 
-from clustersim.core.texts import Table
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import Table, shown
+from clustersim.files.launch.files import OptionValue
 
 Leaves: TypeAlias = dict[str, Any]
 """Sizes and kinds of a model, by the names that the tables of options have for them."""
@@ -71,3 +74,28 @@ def has_norm_bias(wanted: Leaves) -> bool:
     """Whether norms have a bias: LayerNorm's, unless files say none, or that norms have no weights either."""
     plain = wanted.get("norm") == "layernorm" and wanted.get("norm_weight", True)
     return bool(plain and wanted.get("norm_bias", True))
+
+
+PATTERN = re.compile(r"\(?\[0\]\*(\d{1,4})\+\[1\]\*(\d{1,4})\)?")
+"""Of leading dense layers, as Megatron-LM's scripts write them."""
+
+
+LISTED = re.compile(r"\[(0(?:,0)*)?,?(1(?:,1)*)\]")
+"""The same, layer by layer."""
+
+
+def expert_layers(layers: str, by: OptionValue | None, file: str) -> dict[str, int]:
+    """Which blocks have experts: each so many-th, or all behind some that are dense. Raises :class:`ScenarioError` for
+    another pattern.
+
+    >>> expert_layers("([0]*3+[1]*58)", None, "a.sh"), expert_layers("[0, 1, 1]", None, "a.yaml")
+    ({'dense_first': 3, 'every': 1}, {'dense_first': 1, 'every': 1})
+    """
+    plain = re.sub(r"[\s'\"]", "", layers)
+    pattern, listed = PATTERN.fullmatch(plain), LISTED.fullmatch(plain)
+    every = int(plain) if re.fullmatch(r"[1-9]\d{0,3}", plain) else 1
+    dense = int(pattern[1]) if pattern else (listed[1] or "").count("0") if listed else 0
+    if not pattern and not listed and not plain.isdecimal():
+        where = f"{by.where}: {by.name} {shown(by.value)}" if by else f"{file}: {shown(layers)}"
+        raise ScenarioError(f"{where}: say a number, or ([0]*3+[1]*58); another pattern is not played")
+    return {"dense_first": dense, "every": every}

@@ -14,7 +14,7 @@ from clustersim.core.paths import shipped
 from clustersim.core.texts import Table, shown
 from clustersim.files.launch.files import OptionValue
 from clustersim.files.launch.open_questions import OpenQuestion
-from clustersim.files.launch.said_sizes import Leaves, completed, counted, has_norm_bias
+from clustersim.files.launch.said_sizes import Leaves, completed, counted, expert_layers, has_norm_bias
 from clustersim.model import named_models as models
 from clustersim.model.base import TransformerShape
 from clustersim.model.options import RefusedOption
@@ -235,6 +235,8 @@ def _frequency(file: str, told: str) -> int:
 
 CHANGED = (*SIZES, "tied")
 """Sizes that files may change of a model that they name."""
+WHOLE = {"shape.layers", "shape.d_model", "shape.heads"}
+"""Sizes without which files do not describe a model."""
 
 
 def altered(fields: Table, by: Mapping[str, OptionValue]) -> list[str]:
@@ -243,11 +245,14 @@ def altered(fields: Table, by: Mapping[str, OptionValue]) -> list[str]:
     by : who said each field. The size of a head follows from the width, where the named model's does.
     """
     stated = {name: fields[f"shape.{name}"] for name in CHANGED if f"shape.{name}" in by and f"shape.{name}" in fields}
-    base = models.shape(str(fields["model.name"]), {}) if stated else None
+    is_said = any(name.startswith("shape.") for name in by)
+    base = models.shape(str(fields["model.name"]), {}) if is_said else None
     if base is None:
         return []
     if base.positions != "learned":
         stated.pop("n_positions", None)  # angles are computed for any length
+    if _has_no_dense(leaves(base)):
+        stated.pop("d_ff", None)  # which no MLP has
     width, heads = stated.get("d_model", base.d_model), stated.get("heads", base.heads)
     if base.head_dim * base.heads == base.d_model and isinstance(heads, int) and heads > 0:
         stated.setdefault("head_dim", width // heads)
@@ -256,10 +261,24 @@ def altered(fields: Table, by: Mapping[str, OptionValue]) -> list[str]:
     if "d_model" in stated and by["shape.d_model"].name.endswith("n_embd"):
         stated.setdefault("d_ff", 4 * width)  # as GPT2Config has n_inner
     changes = {name: value for name, value in stated.items() if getattr(base, name) != value}
+    changes |= _altered_experts(fields, by, base)
     if not changes:
         return []
     fields["model.options"] = {**fields.get("model.options", {}), **changes}
     return [f"the model is {fields['model.name']} with " + ", ".join(f"{k} = {v}" for k, v in changes.items())]
+
+
+def _altered_experts(fields: Table, by: Mapping[str, OptionValue], base: TransformerShape) -> Leaves:
+    """What options say of a named model's experts, and of the blocks that have them, otherwise than it has."""
+    experts = base.experts
+    if experts is None:
+        return {}
+    own = {name: fields.get(f"shape.experts.{name}") for name in EXPERTS if f"shape.experts.{name}" in by}
+    layers = by.get("shape.experts.layers")
+    if layers is not None:
+        own |= expert_layers(str(fields["shape.experts.layers"]), layers, "")
+    changed = {name: value for name, value in own.items() if value is not None and getattr(experts, name) != value}
+    return {"experts": changed} if changed else {}
 
 
 def is_config_path(model: str) -> bool:
@@ -292,24 +311,14 @@ def _has_no_dense(has: Leaves) -> bool:
     return has.get("experts.layers") == "1"
 
 
-PATTERN = re.compile(r"\(?\[0\]\*(\d{1,4})\+\[1\]\*(\d{1,4})\)?")
-"""Of leading dense layers, as Megatron-LM's scripts write them."""
-
-
 def with_expert_layers(found: ShippedModel, layers: str, by: OptionValue | None, file: str) -> ShippedModel:
     """The model with experts in the layers that Megatron-LM's ``moe_layer_freq`` says: each so many-th, or all behind
     some that are dense. Raises :class:`ScenarioError` for another pattern."""
     shape = models.shape(found.name, found.options)
     if shape is None or shape.experts is None:
         return found
-    plain = re.sub(r"[\s'\"]", "", layers)
-    pattern = PATTERN.fullmatch(plain)
-    every = int(plain) if re.fullmatch(r"[1-9]\d{0,3}", plain) else 1
-    dense = int(pattern[1]) if pattern else 0
-    if not pattern and not plain.isdecimal():
-        where = f"{by.where}: {by.name} {shown(by.value)}" if by else f"{file}: {shown(layers)}"
-        raise ScenarioError(f"{where}: say a number, or ([0]*3+[1]*58); another pattern is not played")
-    sizes = {"dense_first": dense, "every": every}
+    sizes = expert_layers(layers, by, file)
+    dense, every = sizes["dense_first"], sizes["every"]
     changes = {name: size for name, size in sizes.items() if getattr(shape.experts, name) != size}
     if not changes:
         return found
