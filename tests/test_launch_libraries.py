@@ -199,9 +199,40 @@ def test_experts_of_megatron_swift_are_the_named_models():
     ).scenario.file.model.name
 
 
-def test_adapters_of_megatron_swift_and_a_model_that_it_does_not_name_are_refused():
-    with pytest.raises(ScenarioError, match=r"--tuner_type 'lora' trains adapters in Megatron-SWIFT"):
-        script(f"{MEGATRON_SWIFT} --tuner_type lora")
+@pytest.mark.parametrize(
+    ("words", "rank", "dropout", "linears"),
+    [
+        ("--tuner_type lora", 8, 0.05, ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]),
+        ("--train_type lora --lora_rank 16 --lora_dropout 0 --target_modules all-linear", 16, 0.0, 4),
+        ("--tuner_type lora --lora_alpha 64 --target_modules linear_qkv linear_proj", 8, 0.05, 2),
+    ],
+)
+def test_adapters_of_megatron_swift_stand_beside_megatrons_linears(words, rank, dropout, linears):
+    made = script(f"{MEGATRON_SWIFT} {words} --tensor_model_parallel_size 2 --sequence_parallel true")
+    adapter = made.scenario.file.model.adapter
+    assert (adapter.rank, adapter.dropout) == (rank, dropout)
+    assert (
+        len(adapter.target_modules) == linears if isinstance(linears, int) else list(adapter.target_modules) == linears
+    )
+    assert any("is as Megatron-Bridge has it" in note for note in made.notes)
+    assert not any("unknown options" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ("--tuner_type longlora", "'longlora' is not played; full and lora are"),
+        ("--tuner_type lora --modules_to_save embed", "--modules_to_save 'embed' beside adapters is not played"),
+        ("--tuner_type lora --lora_bias all", "--lora_bias 'all' beside adapters is not played"),
+        ("--tuner_type lora --target_modules other", "'other' is no linear of Megatron that is known"),
+    ],
+)
+def test_adapters_of_megatron_swift_that_are_not_played_are_refused(words, refusal):
+    with pytest.raises(ScenarioError, match=refusal):
+        script(f"{MEGATRON_SWIFT} {words}")
+
+
+def test_a_model_that_megatron_swift_does_not_name_is_asked_for():
     with pytest.raises(ScenarioError, match="megatron sft names no model"):
         script(MEGATRON_SWIFT.replace("--model Qwen/Qwen2.5-14B", ""))
 

@@ -109,7 +109,7 @@ def _adapters(
         adapters.refuse_untold(read, options)
     if table.name in _PEFT:
         return adapters.taken(options, fields, used)
-    if table.name == "nemo":
+    if table.name == "nemo" or ("config", "peft._target_") in options:
         megatron_adapters.taken(read, options, fields, used)
     torchtune.taken(options, fields, used)
     litgpt.taken(options, fields, used)
