@@ -639,3 +639,10 @@ def test_an_import_refuses_what_its_run_would():
             read(f"{launch}{version}")
     second = read(f"{launch}  fsdp_version: 2\n").scenario
     assert second.prepare().model.partly_frozen
+
+
+@pytest.mark.parametrize(("program", "tokens"), [("src/train_bash.py", 1024), ("src/train.py", 2048)])
+def test_earlier_releases_of_llamafactory_had_shorter_sequences(program, tokens):
+    run = f"deepspeed --num_gpus 8 {program} --stage sft --do_train --finetuning_type full --template x --bf16"
+    made = script(f"{run} --model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 1 --deepspeed_stage 0\n")
+    assert made.scenario.file.model.seq_len == tokens

@@ -140,6 +140,8 @@ def _refuse(said: dict[str, OptionValue]) -> None:
 
 _OWN = ("finetuning_type", "lora_target", "disable_gradient_checkpointing")
 """Arguments of LLaMA-Factory alone."""
+EARLIER = "train_bash.py"
+"""The program of releases before 0.7.1."""
 _UNTRAINED = ("export_dir", "infer_backend", "do_predict", "predict_with_generate")
 """Of LLaMA-Factory's files that export a model or generate text."""
 
@@ -147,7 +149,7 @@ _UNTRAINED = ("export_dir", "infer_backend", "do_predict", "predict_with_generat
 def arranged(document: Document) -> None:
     """What LLaMA-Factory does otherwise than the Trainer: layers are computed again unless it is told not to, and
     sequences have 2,048 tokens (``prepare_model_for_training`` of its model/model_utils/checkpointing.py and
-    hparams/data_args.py, LLaMA-Factory 0.9.5).
+    hparams/data_args.py, LLaMA-Factory 0.9.5), 1,024 in releases whose program was ``src/train_bash.py``.
 
     Raises :class:`ScenarioError` for a file that trains nothing.
     """
@@ -177,8 +179,9 @@ def arranged(document: Document) -> None:
     option = own[0] if own else "template"
     again = on("gradient_checkpointing") or not on("disable_gradient_checkpointing")
     added: dict[str, Any] = {"gradient_checkpointing": again}
+    is_earlier = document.program.rpartition("/")[2] == EARLIER
     if not {name for _, name in document.options} & {"cutoff_len", "max_seq_length", "max_length", "model_max_length"}:
-        added["cutoff_len"] = 2048
+        added["cutoff_len"] = 1024 if is_earlier else 2048
     usual = [name for name, held in added.items() if value(name) != held and not on("disable_gradient_checkpointing")]
     for name, held in added.items():
         document.options["args", name] = OptionValue(name if value(name) is not None else option, held, document.name)
@@ -186,4 +189,5 @@ def arranged(document: Document) -> None:
     document.options.setdefault(OF_FACTORY, OptionValue(option, True, document.name))
     if usual:
         words = ", ".join(f"{name} {str(added[name]).lower()}" for name in usual)
-        document.notes.append(f"{document.name}: as LLaMA-Factory 0.9 has it by default: {words}")
+        release = f"before 0.7.1, of which {EARLIER} is," if is_earlier else "0.9"
+        document.notes.append(f"{document.name}: as LLaMA-Factory {release} has it by default: {words}")
