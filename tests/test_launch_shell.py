@@ -294,3 +294,24 @@ def test_what_a_function_sets_behind_a_substitution_stays_there():
 )
 def test_what_a_function_prints_that_only_running_tells_is_not_guessed(function):
     assert layers(function) == "${command}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tmux new-session -d -s a '{}'",
+        "tmux send-keys -t a '{}' Enter",
+        "script -q -c '{}' log",
+        "ssh node1 '{}'",
+        "screen -dmS a {}",
+    ],
+)
+def test_a_line_that_another_terminal_runs_is_the_command(line):
+    launch = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 4"
+    assert words(line.format(launch))[-5:] == launch.split()[-5:]
+
+
+def test_horovod_starts_ranks_as_mpirun_does():
+    taken = launchers.taken(["horovodrun", "-np", "16", "-H", "a:8,b:8", "python", "train.py"], [], {})
+    assert taken.machine["world"][1] == "16"
+    assert taken.machine["nodes"][1] == "2"

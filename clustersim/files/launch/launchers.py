@@ -12,7 +12,7 @@ from clustersim.files.launch.shell_directives import LAUNCHERS, ScriptVariables,
 TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
-MPI = {"mpirun", "mpiexec", "aprun"}
+MPI = {"mpirun", "mpiexec", "aprun", "horovodrun"}
 _TRL = re.compile(r"(?:.*/)?(?:trl/scripts|trl/examples/scripts)/(\w+)\.py|trl\.scripts\.(\w+)")
 COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift", "megatron", "litgpt", "automodel"}
 """Commands that name what they train by a word, not by a script."""

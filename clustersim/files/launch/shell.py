@@ -29,6 +29,8 @@ _QUIET = frozenset(_QUIET_NAMES.split())
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 """Endings of scripts, whatever their text looks like."""
 _SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash"}
+ELSEWHERE = frozenset({"ssh", "pdsh", "tmux", "screen", "script"})
+"""Commands that have a line run on other machines or terminals, which they are given as one word."""
 LONGEST = 1_000_000
 """Characters of a file that a script makes of another."""
 _EDIT = re.compile(r"s([/|,#])(\w+)\1(.*)\1(g?)", re.DOTALL)
@@ -346,8 +348,8 @@ class _Reader(BlockWalk):
             self.directed("", words[1:wrapped])
             self._within(inside, command.line, [])
             return True
-        if words and words[0] in {"ssh", "pdsh"} and " " in words[-1]:
-            self._within(words[-1], command.line, [])
+        if words[0] in ELSEWHERE and (quoted := [word for word in words if " " in word]):
+            self._within(quoted[-1], command.line, [])
             return True
         scripts = [word for word in words if word.endswith(SCRIPTS) and not word.startswith("-")]
         if scripts and (words[0] in {"srun", "sbatch", "mpirun", "mpiexec"} or words[0] == scripts[0]):

@@ -177,5 +177,6 @@ def _second_version(options: dict[Key, OptionValue], beside_what: str) -> list[s
     strategy_option = options[key]
     if strategy_option.value != "fsdp":
         return []
-    options[key] = OptionValue(strategy_option.name, "fsdp2", strategy_option.where)
+    as_played = f"{strategy_option.name} fsdp, played as"  # which an error then quotes
+    options[key] = OptionValue(as_played, "fsdp2", strategy_option.where)
     return [f"{strategy_option.where}: {beside_what}: played as FSDP2's"]
