@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,10 @@ PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
 MATTERS = ("devices", "num_nodes", "precision", "strategy", "accumulate_grad_batches", "gradient_clip_val")
 """Arguments of ``Trainer`` that a scenario is made of: one that only running tells is asked for."""
 OPTIMIZERS = ("AdamW", "Adam", "SGD")
+WHOLE_MODEL = re.compile(r"\w*(?:ForCausalLM|ForSeq2SeqLM|ForConditionalGeneration|ForMaskedLM|LMHeadModel)")
+"""Classes of transformers that are a whole language model, and not a part of somebody's module."""
+ADAPTED = ("get_peft_model", "prepare_model_for_kbit_training")
+"""What makes adapters of a model."""
 
 
 def is_script(tree: ast.Module) -> bool:
@@ -37,6 +42,7 @@ def options(tree: ast.Module, name: str) -> Iterator[tuple[str, Any]]:
                 f"{name} (line {word.value.lineno}): Trainer's {word.arg} is {short(ast.unparse(word.value))}, which "
                 "only running tells; write its value"
             )
+    yield from _model(tree, known, name)
     optimizers = {word for word in OPTIMIZERS if _calls(tree, word)}
     if len(optimizers) == 1:
         yield "optimizer.class_path", optimizers.pop()
@@ -45,6 +51,25 @@ def options(tree: ast.Module, name: str) -> Iterator[tuple[str, Any]]:
     }
     if len(sizes) == 1 and (size := sizes.pop()) is not None:
         yield "data.batch_size", size
+
+
+def _model(tree: ast.Module, known: dict[str, ast.expr], name: str) -> Iterator[tuple[str, Any]]:
+    """The language model that is loaded by its name, where it is the only one. Raises :class:`ScenarioError` for
+    adapters."""
+    adapted = next((call for word in ADAPTED for call in _calls(tree, word)), None)
+    if adapted is not None:
+        raise ScenarioError(
+            f"{name} (line {adapted.lineno}): {last_name(adapted.func)} trains adapters, which are not read of a "
+            "program; write [model.adapter] yourself (clustersim new scenario)"
+        )
+    loaded = set()
+    for call in _calls(tree, "from_pretrained"):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if call.args and owner is not None and WHOLE_MODEL.fullmatch(last_name(owner)):
+            first = call.args[0]
+            loaded.add(_plain(known.get(first.id) if isinstance(first, ast.Name) else first))
+    if len(loaded) == 1 and isinstance(model := loaded.pop(), str):
+        yield "lightning.model", model
 
 
 def _strategy(call: ast.Call) -> Iterator[tuple[str, Any]]:

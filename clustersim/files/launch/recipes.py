@@ -252,12 +252,25 @@ def _lightning(document: Document) -> None:
         policy = document.options.pop(key)
         if policy.value not in (None, [], False):
             document.options["config", f"{prefix}_policy"] = OptionValue(policy.name, True, policy.where)
-    devices = document.options.get(("config", "trainer.devices"))
-    if devices is None:
-        return
-    count = len(devices.value) if isinstance(devices.value, list) else devices.value
-    found = OptionValue(devices.name, -1 if count == "auto" else count, devices.where)
-    document.options["config", "trainer.devices"] = found
+    for name in ("trainer.devices", "trainer.gpus"):  # the latter of before 2.0
+        devices = document.options.get(("config", name))
+        if devices is not None:
+            count = _devices(devices.value)
+            document.options["config", name] = OptionValue(devices.name, count, devices.where)
+
+
+def _devices(value: Any) -> Any:
+    """How many GPUs a list of them, a number or a word is, -1 for all of a node
+    (lightning/fabric/utilities/device_parser.py).
+
+    >>> _devices([0, 2]), _devices("0,1"), _devices("0,"), _devices("4"), _devices("auto"), _devices("-1")
+    (2, 2, 1, '4', -1, -1)
+    """
+    if isinstance(value, str) and "," in value:
+        value = [word for word in value.split(",") if word.strip()]
+    if isinstance(value, list):
+        return -1 if value in ([-1], ["-1"]) else len(value)
+    return -1 if value in ("auto", "-1") else value
 
 
 def _nemo(document: Document) -> None:

@@ -90,6 +90,10 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
     raise ScenarioError(f"{files}: {problem}; say --from {'|'.join(NAMES)}")
 
 
+LIGHTNING = re.compile(
+    r"auto|ddp|dp$|fsdp|deepspeed|single_device|horovod|xla|tpu_spawn|colossalai|bagua|hivemind|model_parallel"
+)
+"""How names of Lightning's strategies begin, those of its earlier releases too."""
 _TITAN = ("job.config_file", "job.config-file")
 """torchtitan's option that names its TOML."""
 
@@ -164,7 +168,7 @@ def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
     if unread.has_group(names, LITGPT):
         return "litgpt"
     strategy = file.options.get(("config", "trainer.strategy"))
-    plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
+    plain = strategy is not None and LIGHTNING.match(str(strategy.value))
     if plain:
         return "lightning"
     for name in RECIPES:
