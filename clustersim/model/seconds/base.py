@@ -65,11 +65,13 @@ class ComputeConstants:
     memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
         123 steps, with bytes told by type and attention by its law; V100 steps have the same), eager fp32 and attention
         scores (NeuSight transformer steps, 3.5 % mean error), generated code.
-    half_gain, half_a_clock : what eager 16-bit code gains at most where memory has few bytes for each SM (0.96 of
-        STREAM; PyTorch's pull request 141959 measured 0.97), and the elements that an SM moves in a clock, one after
-        the other with the memory's time. BERT and Transformer-XL of Lambda's table on RTX 8000, 3090, A6000, 6000 Ada
-        and 4090 are missed by 7, 14, 21, 16 and 33 % without it and by 6, 12, 16, 13 and 23 % with it; A100 and H100
-        gain nothing.
+    half_gain, half_a_clock : what eager code gains on ``memory_half`` at most where memory has few bytes for each SM
+        (0.96 of STREAM; PyTorch's pull request 141959 measured 0.97), and the elements that an SM moves in a clock, one
+        after the other with the memory's time. BERT and Transformer-XL of Lambda's table on RTX 8000, 3090, A6000, 6000
+        Ada and 4090 are missed by 7, 14, 21, 16 and 33 % without it and by 6, 12, 16, 13 and 23 % with it; A100 and
+        H100 gain nothing. Elements of 4 bytes, which it was not fitted to, have the same law: fp32 and TF32 of those
+        models on RTX 8000, A6000 and 4090 are missed by 5.2 % with it and by 7.0 % without, GPTs op by op on L4 by 22
+        and 30 %, not 28 and 38.
     memory_images : the same for convolutional networks, whose tensors are large and whose norms are cuDNN's.
         image_flops : in its place for eager 16 bits, FLOP of the fp32 units for each byte. Steps on RTX 3090, 4090,
         A6000 and 6000 Ada by four publishers are missed by 7.5 to 15 % with it, in the mean, and by 10 to 18 % without;

@@ -69,14 +69,13 @@ def _image_rate(setting: Setting, element_bytes: int, footprint: float) -> float
 def eager_rate(device: Device, constants: ComputeConstants, element_bytes: int, footprint: float = 0.0) -> float:
     """Bytes per second of PyTorch's own elementwise kernels on elements of a size.
 
-    In 16 bits an SM has as many casts, random numbers and reductions to do for half the bytes: a GPU whose memory has
-    little for each SM hides less of that behind it, and reaches more of its memory's rate.
+    An SM has casts, random numbers and reductions to do for each element, twice as many a byte in 16 bits: a GPU whose
+    memory has few bytes for each SM hides more of that behind them, and reaches more of its memory's rate.
     """
     memory = _memory_rate(device, footprint)
-    if element_bytes >= 4:
-        return memory * constants.memory_fp32
     moved = constants.half_a_clock * element_bytes * device.sms * device.clock
-    return memory * constants.memory_half * max(1.0, constants.half_gain / (1.0 + memory / moved))
+    usual = constants.memory_fp32 if element_bytes >= 4 else constants.memory_half
+    return memory * max(usual, constants.memory_half * constants.half_gain / (1.0 + memory / moved))
 
 
 def memory_time(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> float:
