@@ -3,7 +3,7 @@ them (:mod:`tests.evidence.unseen_steps`). The first set found kinds of error th
 gathered after that, the third for GPUs that had few rows, the fourth of transformers on one GPU, with DDP, FSDP and
 ZeRO, the fifth for models of images on older and cheaper ones, the sixth for models that are split, the seventh of
 whoever was in no table yet, with cards first, the eighth for mixtures, the ninth for dense models of 2025 and 2026,
-the tenth for mixtures again."""
+the tenth for mixtures again, the eleventh for cards that had few rows."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_a_seventh_set_of_as_many_publishers_as_could_be_found_is_predicted() ->
     says little, and TensorFlow 1.14 on RTX 2080 Ti."""
     off = errors(steps_of("7"))
     assert len(off) == 42
-    assert np.median(off) < 0.115
-    assert np.percentile(off, 90) < 0.37
+    assert np.median(off) < 0.11
+    assert np.percentile(off, 90) < 0.30
 
 
 def test_an_eighth_set_of_mixtures_is_predicted() -> None:
@@ -112,18 +112,28 @@ def test_a_ninth_set_of_dense_models_is_predicted() -> None:
     off = errors(steps_of("9"))
     assert len(off) == 37
     assert np.median(off) < 0.115
-    assert np.mean(off) < 0.155
-    assert np.percentile(off, 90) < 0.40
+    assert np.mean(off) < 0.15
+    assert np.percentile(off, 90) < 0.36
+
+
+def test_an_eleventh_set_of_cards_is_predicted() -> None:
+    """27 steps of ten publishers on cards that had few. Missed by 17 % in the median and 62 % at the ninth decile when
+    first predicted. Missed most: a code that may have run op by op on an L40S, and nanochat on GB10."""
+    off = errors(steps_of("11"))
+    assert len(off) == 27
+    assert np.median(off) < 0.10
+    assert np.mean(off) < 0.15
+    assert np.percentile(off, 90) < 0.35
 
 
 def test_one_code_is_predicted_on_eighteen_gpus() -> None:
-    """GPT-2 with torch.compile, B200 to RTX A4000. Missed most: one H100 NVL that was slower than an H100 PCIe, and Ada
-    cards of 300 W."""
+    """GPT-2 with torch.compile, B200 to RTX A4000. Missed most: one H100 NVL that was slower than an H100 PCIe, and an
+    L40 (fp32 accumulation at half rate, 300 W)."""
     names = ("gpt2-b200", "gpt2-h", "gpt2-l4", "gpt2-a", "gpt2-rtx")
     off = errors([step for step in steps_of("1") if step.name.startswith(names)])
     assert len(off) == 18
     assert np.median(off) < 0.06
-    assert np.percentile(off, 90) < 0.235
+    assert np.percentile(off, 90) < 0.18
 
 
 def test_cards_of_a_known_publisher_are_predicted() -> None:
