@@ -8,6 +8,7 @@ from clustersim import scenario
 from clustersim.scenario.run.held import held
 from clustersim.studies.plan.searching import SearchOptions, search
 from clustersim.studies.plan.spec import from_table
+from clustersim.studies.sweep.store import Store
 from clustersim.studies.what_if import folded_passes as few
 from clustersim.studies.what_if.folded import folded
 
@@ -101,10 +102,19 @@ def test_a_plan_of_whole_models_has_the_answer_of_playing_all_and_plays_fewer(tm
     every = search(plan, "plan.toml", tmp_path / "all", SearchOptions(jobs=1, exhaustive=True))
     for result in (found, every):
         assert result.front
-    assert [(option.candidate.number, option.step_s) for option in found.front] == [
-        (option.candidate.number, option.step_s) for option in every.front
-    ]
+    assert [option.candidate.number for option in found.front] == [option.candidate.number for option in every.front]
+    whole = [option for option in every.options if option.state == "simulated"]
+    told = [found.options[option.candidate.number] for option in whole]
+    both = [(few, played) for few, played in zip(told, whole, strict=True) if few.state == "simulated"]
+    assert len(both) > 2 * len(found.front)
+    for few_passes, played in both:
+        assert few_passes.result.few_passes is not None
+        of_few, of_all = few_passes.result, played.result
+        for name in ("step_time_s", "compute_s", "mfu", "hfu", "samples_per_s", "tokens_per_s", "peak_memory_bytes"):
+            assert getattr(of_few, name) == pytest.approx(getattr(of_all, name), rel=1e-9), name
+        assert of_few.phase_shares == pytest.approx(of_all.phase_shares, abs=1e-9)
+        assert of_few.hottest_links[0].link == of_all.hottest_links[0].link
+        assert of_few.hottest_links[0].utilisation == pytest.approx(of_all.hottest_links[0].utilisation, rel=1e-9)
     tempting = [[option.candidate.number for option in result.options if option.tempting] for result in (found, every)]
     assert tempting[0] == tempting[1]
-    played = [sum(option.state == "simulated" for option in result.options) for result in (found, every)]
-    assert 2 * played[0] < played[1]
+    assert not any(row.result and row.result.few_passes is None for row in Store(tmp_path / "few").rows())

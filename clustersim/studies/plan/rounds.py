@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,27 @@ from clustersim.studies.plan.candidates import PlanCandidate, base, scenario_of
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.sweep.driving import Driver
 from clustersim.studies.sweep.left import ScenarioTask
-from clustersim.studies.sweep.row import Failure, FullestMemory, SweepFigures, SweepRow, failure, line, row_of
+from clustersim.studies.sweep.row import (
+    Failure,
+    FewPasses,
+    FullestMemory,
+    HotLink,
+    SweepFigures,
+    SweepRow,
+    failure,
+    line,
+    row_of,
+)
 from clustersim.studies.sweep.running import compute, timed
 from clustersim.studies.sweep.store import Store
+from clustersim.studies.what_if.amounts import StepAmounts, busiest_first
 from clustersim.studies.what_if.folded import folded
-from clustersim.studies.what_if.folded_passes import KINDS, PLAYED, PassesDiffer, SpentSeconds, folded_passes
+from clustersim.studies.what_if.folded_passes import KINDS, PLAYED, PassesDiffer, folded_passes
 from clustersim.studies.what_if.rerun import Factors
 
 SKETCHED = "sketched"
 FOLDED = "roughly folded"
-FEW_PASSES = "few passes"
+FEW_PASSES = "few passes with all figures"
 WHOLE = "whole"
 """How near a run is to the whole one: see :mod:`clustersim.studies.what_if.folded`, and of whole models
 :mod:`clustersim.studies.what_if.folded_passes`."""
@@ -60,7 +71,7 @@ def _rough(loaded: scenario.Scenario, fidelity: str, inputs: Table) -> SweepFigu
         raise  # of this machine, not of the scenario
     except Exception as error:
         return failure(error, loaded.path.parent)
-    return _bare(SpentSeconds(step.step_time_s, 0.0, 0.0), step.ranks[1], step.memory)
+    return _bare(StepAmounts(step.step_time_s, 0.0, 0.0), step.ranks[1], step.memory)
 
 
 def _of_few_passes(loaded: scenario.Scenario) -> SweepFigures:
@@ -68,32 +79,60 @@ def _of_few_passes(loaded: scenario.Scenario) -> SweepFigures:
     parts = held(loaded)
     few = folded_passes(parts)
     figures = _bare(few.step, parts.mesh.workers, parts.verdict)
-    each = {} if few.each is None else dict(zip(EACH, few.each, strict=True))
-    return msgspec.structs.replace(figures, phase_shares=_shares(few.step), more=each)
+    config = parts.scenario.config
+    samples_of_pass = config.rank_samples / config.gradient_accumulation_steps * parts.mesh.size("dp")
+    samples = few.passes * samples_of_pass / few.step.step_time_s
+    tokens = samples * parts.model.tokens if parts.model.tokens else None
+    needed = parts.model.flops_per_sample() * samples / parts.mesh.workers
+    return msgspec.structs.replace(
+        figures,
+        samples_per_s=samples,
+        tokens_per_s=tokens,
+        tokens_per_s_per_gpu=tokens and tokens / parts.mesh.workers,
+        mfu=needed / few.peak_flops,
+        hfu=few.step.flops / few.step.step_time_s / few.peak_flops,
+        phase_shares=few.step.phase_shares,
+        hottest_links=_hottest(few.step, {name: parts.topology.rate_words_named(name) for name in few.step.links}),
+        few_passes=FewPasses(few.passes, few.step, few.each),
+    )
 
 
-EACH = ("pass_step_time_s", "pass_compute_s", "pass_exposed_communication_s")
-"""Of a step of few passes, among its further figures: what one pass more adds."""
+def _hottest(step: StepAmounts, words: Mapping[str, str]) -> list[HotLink]:
+    """Links of a step; ``words`` : of what their share is, by name."""
+    links = busiest_first(step.links)
+    return [HotLink(name, step.links[name] / step.step_time_s, words[name]) for name in links]
 
 
-def _with_passes(row: SweepRow, more: int) -> SweepRow:
-    """A row of few passes, as one of so many ``more``."""
+def _with_passes(row: SweepRow, passes: int) -> SweepRow:
+    """A row of few passes, as one of so many."""
     result = row.result
-    if result is None or not more:
+    if result is None or result.few_passes is None or passes <= result.few_passes.passes:
         return row
-    if not result.more:
+    few = result.few_passes
+    if few.each is None:
         return SweepRow(row.key, error=Failure(PassesDiffer.__name__, "its passes do not repeat"))
-    played = SpentSeconds(result.step_time_s, result.compute_s, result.exposed_communication_s)
-    spent = played.with_more(more, SpentSeconds(*(result.more[name] for name in EACH)))
-    return SweepRow(row.key, msgspec.structs.replace(result, **spent._asdict(), phase_shares=_shares(spent)))
+    step = few.step.with_more(passes - few.passes, few.each)
+    # As many samples for each pass, as many FLOPs as were executed, in the time that it takes.
+    faster = few.step.step_time_s / step.step_time_s
+    rate = faster * passes / few.passes
+    executed = faster * step.flops / few.step.flops if few.step.flops else 0.0
+    told = msgspec.structs.replace(
+        result,
+        step_time_s=step.step_time_s,
+        compute_s=step.compute_s,
+        exposed_communication_s=step.exposed_communication_s,
+        samples_per_s=rate * result.samples_per_s,
+        tokens_per_s=result.tokens_per_s and rate * result.tokens_per_s,
+        tokens_per_s_per_gpu=result.tokens_per_s_per_gpu and rate * result.tokens_per_s_per_gpu,
+        mfu=result.mfu and rate * result.mfu,
+        hfu=result.hfu and executed * result.hfu,
+        phase_shares=step.phase_shares,
+        hottest_links=_hottest(step, {link.link: link.of for link in result.hottest_links}),
+    )
+    return SweepRow(row.key, told)
 
 
-def _shares(spent: SpentSeconds) -> dict[str, float]:
-    """Of a step of few passes, the share that is looked at."""
-    return {"exposed_communication": spent.exposed_communication_s / spent.step_time_s}
-
-
-def _bare(spent: SpentSeconds, gpus: int, verdict: Verdict | None) -> SweepFigures:
+def _bare(spent: StepAmounts, gpus: int, verdict: Verdict | None) -> SweepFigures:
     """The figures of a step of which nothing else was looked at."""
     memory = FullestMemory()
     if verdict is not None:
@@ -160,8 +199,7 @@ class Runner:
             if how == FEW_PASSES:  # one run is of all numbers of passes
                 few = [msgspec.structs.replace(one, played=(one.played[0], min(one.played[1], PLAYED))) for one in such]
                 told = self._run(few, how, factors)
-                more = {one.number: max(0, one.played[1] - PLAYED) for one in such}
-                rows |= {number: _with_passes(row, more[number]) for number, row in told.items()}
+                rows |= {one.number: _with_passes(told[one.number], one.played[1]) for one in such}
             else:
                 rows |= self._run(such, how, factors)
         return rows

@@ -10,9 +10,9 @@ parameters are shared out; that is taken to be within :data:`~clustersim.studies
 it was wherever that was looked at: what is beaten by more is not run again. What is left is run whole, or, where that
 has more than :data:`~clustersim.studies.plan.rounds.MOST_PASSES`, roughly folded.
 
-An option with a whole model is first told by a few passes of one node, where passes and ranks are alike
-(:mod:`clustersim.studies.what_if.folded_passes`), which is the whole run's step to rounding: of all numbers of passes
-one run tells.
+An option with a whole model is told by a few passes of one node, where passes and ranks are alike
+(:mod:`clustersim.studies.what_if.folded_passes`), which is the whole run's step to rounding, with all that is told of
+it: of all numbers of passes one run tells. An exhaustive search plays it whole.
 
 Of a space of more than :data:`~clustersim.studies.plan.spec.EXACT` options only so many are run as the plan says, and
 of each machine and number of nodes the :data:`~clustersim.studies.plan.seen.FINALISTS` best ones twice; what the others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -36,10 +36,6 @@ ROUGH = 0.05
 """How far a step that is sketched or roughly folded may be from the whole one, relatively. Of 432 options of a small
 GPT on 8 GPUs, whose steps are short, a sketch was off by 4.0 % at most, and by 1.7 % without a pipeline; of five of a
 7B by 0.4 %; a rough run by 2.6 %."""
-FOLDED = 1e-6
-"""The same of a whole model's step that a few passes tell, which is the whole run's: of 14 options of a Llama-3-70B on
-64 to 512 GPUs it was off by 4e-13 at most, and so were its kernels and what transfers expose; 42 runs of small models
-by 1e-7 (tests/test_folded_passes.py)."""
 OUTSIDE = 8
 """Rough runs of a machine and number of nodes after which another's options rule out what they beat."""
 FINALISTS = 2
@@ -278,8 +274,7 @@ class KnownCandidates:
         rate = -self.best[option.candidate.number][0]
         reason = f"even at its bound of {rate:,.0f} {self._unit} it is beaten by"
         if option.state == "rough":
-            about = "roughly " if option.candidate.form.split else ""
-            reason = f"{about}{rate / (1 + _slack(option)):,.0f} {self._unit}: it is beaten by"
+            reason = f"roughly {rate / (1 + ROUGH):,.0f} {self._unit}: it is beaten by"
         self._note(option, option.state or "bound", reason, by.candidate.number)
 
     def take(self, rows: Mapping[int, SweepRow], *, rough: bool) -> None:
@@ -292,19 +287,27 @@ class KnownCandidates:
                 self._note(option, "error", row.error.message if row.error else "")
                 continue
             result = row.result if row.result.phase_shares else with_shares(row.result, option.bound)
-            option = self.options[number] = self._simulated(option, result, "rough" if rough else "simulated")
-            slack = _slack(option) if rough else 0.0
-            if rough:
+            # A whole model's step from few passes is the whole run's: it is not run again.
+            nearly = rough and result.few_passes is None
+            option = self.options[number] = self._simulated(option, result, "rough" if nearly else "simulated")
+            slack = ROUGH if nearly else 0.0
+            if nearly:
                 self.best[number] = at_worst(option.objectives, -slack / (1 + slack))
-            place = self.sieve.place(option.candidate)
-            for sort in ("", option.candidate.form.sort):
-                self._rates[place, sort, rough].append(option.rate)
-            if not self._tight(option):
-                self._roomy_rates[place, option.candidate.form.sort, rough].append(option.rate)
+            self._count(option, {rough, nearly})
             if not option.reason:
                 worst = at_worst(option.objectives, slack)
                 tight = self._tight(option)
                 self._better.known[number] = (*worst, tight), (*at_worst(worst, option.error), tight)
+
+    def _count(self, option: PlanOption, passes: Collection[bool]) -> None:
+        """Of its place and its sort there, what was run: first runs, last ones, or both."""
+        place = self.sieve.place(option.candidate)
+        sort = option.candidate.form.sort
+        for rough in passes:
+            self._rates[place, "", rough].append(option.rate)
+            self._rates[place, sort, rough].append(option.rate)
+            if not self._tight(option):
+                self._roomy_rates[place, sort, rough].append(option.rate)
 
     def _simulated(self, option: PlanOption, result: SweepFigures, state: str) -> PlanOption:
         candidate = option.candidate
@@ -402,11 +405,6 @@ class KnownCandidates:
     def keeps(self, option: PlanOption) -> bool:
         """Whether a simulated option keeps the limits."""
         return not self._broken(option.rate, _per_day(option.costs))
-
-
-def _slack(option: PlanOption) -> float:
-    """How far its first run may be from the whole one."""
-    return ROUGH if option.candidate.form.split else FOLDED
 
 
 def _per_day(spent: RunningCosts | None) -> float:

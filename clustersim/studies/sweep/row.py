@@ -19,6 +19,7 @@ from clustersim.core.paths import data_path, plain
 from clustersim.core.texts import Table, decoded
 from clustersim.core.topology import LINE_RATE
 from clustersim.scenario.run.identity import Identity, version
+from clustersim.studies.what_if.amounts import StepAmounts
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -57,10 +58,19 @@ class StepTrust(msgspec.Struct, frozen=True):
     p50: NotNegative = 0.0
 
 
+class FewPasses(msgspec.Struct, frozen=True):
+    """Of a step that was told by one of so many ``passes``: what that comes to, and what ``each`` pass more adds, None
+    where that is not known (:mod:`clustersim.studies.what_if.folded_passes`)."""
+
+    passes: int
+    step: StepAmounts
+    each: StepAmounts | None
+
+
 class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is read of a row's result: the figures of ``clustersim run --json`` by their names there, the busiest of
     ``hottest_links`` first. ``tokens_per_s`` is of the whole machine; ``more`` has figures that follow from the others
-    (:func:`clustersim.core.figures.computed`)."""
+    (:func:`clustersim.core.figures.computed`). ``few_passes`` : where it was told so."""
 
     step_time_s: NotNegative
     samples_per_s: NotNegative
@@ -88,6 +98,7 @@ class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     memory: FullestMemory = FullestMemory()
     trust: StepTrust = StepTrust()
     more: dict[str, float] = {}
+    few_passes: FewPasses | None = None
 
     @property
     def state(self) -> str:

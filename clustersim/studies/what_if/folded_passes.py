@@ -3,29 +3,33 @@
 Replicas of a whole model do the same at the same time, so that the ranks of one node stand for all
 (:mod:`clustersim.training.builder.representative`). Of a step's passes four are played: where everything that the third
 one does, on every stream, ends as long after the same of the second, the run repeats itself from there on, and each
-further pass adds as much again. That is looked at, op by op; where it is not so, everything is played.
+further pass adds as much again. That is looked at, op by op; where it is not so, everything is played. Of a pass
+through many equal layers few are played, as far as that tells the same
+(:mod:`clustersim.studies.what_if.folded_layers`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from clustersim.cluster.files.leaves import spread
-from clustersim.core.arrays import Floats, Ints
+from clustersim.core.arrays import Ints
 from clustersim.core.errors import ClusterSimError, ProgramError
 from clustersim.core.program import Collective, Program
 from clustersim.core.timeline import Timeline
 from clustersim.explain.metrics import steady_window
-from clustersim.explain.occupancy import occupancy
 from clustersim.scenario import Scenario
 from clustersim.scenario.run.held import ScenarioParts
 from clustersim.scenario.run.played import play
-from clustersim.scenario.run.running import prepare_held
+from clustersim.scenario.run.running import Prepared, prepare_held
+from clustersim.studies.what_if.alike_ranks import AlikeRanks
+from clustersim.studies.what_if.amounts import StepAmounts, may_be_busiest
+from clustersim.studies.what_if.folded_layers import KeptRounds, added_times, with_few_layers
 from clustersim.training.builder.representative import Representative, representative
 
 PLAYED = 4
@@ -38,29 +42,19 @@ KINDS = frozenset({"fsdp", "zero"})
 """Strategies of which each step is like the first."""
 
 
-class SpentSeconds(NamedTuple):
-    """Of a step, or of what one pass more adds to it, mean over ranks [s]."""
-
-    step_time_s: float
-    compute_s: float
-    exposed_communication_s: float
-
-    def with_more(self, passes: int, each: SpentSeconds) -> SpentSeconds:
-        """Of a step with so many ``passes`` more, ``each`` of which adds as much."""
-        return SpentSeconds(*(seconds + passes * added for seconds, added in zip(self, each, strict=True)))
-
-
 @dataclass(frozen=True)
 class FoldedPasses:
     """A whole model's step of so many ``passes``, on so many ``ranks`` that were played; and what ``each`` pass more
-    adds, None where passes do not repeat, or are too few to tell."""
+    adds, None where passes do not repeat, or are too few to tell. ``peak_flops`` : as of
+    :class:`clustersim.scenario.run.running.Prepared` [FLOP/s]."""
 
-    step: SpentSeconds
-    each: SpentSeconds | None
+    step: StepAmounts
+    each: StepAmounts | None
     ranks: int
     passes: int
+    peak_flops: float
 
-    def of(self, passes: int) -> SpentSeconds:
+    def of(self, passes: int) -> StepAmounts:
         """Of a step with so many passes. Raises :class:`PassesDiffer` where nothing tells."""
         if passes == self.passes:
             return self.step
@@ -83,8 +77,10 @@ class PassesDiffer(ClusterSimError):
     """A few passes of one node do not tell a step: it has to be played."""
 
 
-def folded_passes(parts: ScenarioParts) -> FoldedPasses:
+def folded_passes(parts: ScenarioParts, *, all_layers: bool = False) -> FoldedPasses:
     """The step of a scenario that :func:`can_fold`, with as many passes, or :data:`PLAYED`.
+
+    ``all_layers`` : play every layer of a pass, though few of them tell the same to rounding.
 
     Raises :class:`PassesDiffer` where its ranks are not alike, and else as a run does.
     """
@@ -94,21 +90,37 @@ def folded_passes(parts: ScenarioParts) -> FoldedPasses:
     played = min(scenario.config.gradient_accumulation_steps, PLAYED)
     config = msgspec.structs.replace(scenario.config, gradient_accumulation_steps=played)
     few = replace(parts, scenario=replace(scenario, config=config))
-    part = _standing_for_all(parts, prepare_held(few, steps=min(scenario.steps, STEADY)).program)
-    timeline = play(scenario, part.program, parts.topology, part.mesh, whole=part.whole)
-    window = steady_window(timeline)
-    ranks = np.arange(part.mesh.workers, dtype=np.int64)
-    step = _spent(timeline, ranks, window.begin, window.end)
-    between = _between_passes(timeline, int(window.steps[-1])) if played == PLAYED else None
-    each = None if between is None else _spent(timeline, ranks, *between)
-    for seconds in (step, each):
-        if seconds is not None and np.ptp(seconds, axis=1).max() > EVEN * seconds.max():
-            raise PassesDiffer(f"{scenario.path}: its ranks differ, so that none stands for another")
-    return FoldedPasses(_mean(step), None if each is None else _mean(each), len(ranks), played)
+    prepared = prepare_held(few, steps=min(scenario.steps, STEADY))
+    program = prepared.program
+    short, rounds = (program, ()) if all_layers else with_few_layers(program)
+    ranks = (_played(prepared, short, rounds) if rounds else None) or _played(prepared, program, ())
+    if ranks is None or not ranks.alike:
+        raise PassesDiffer(f"{scenario.path}: its ranks differ, so that none stands for another")
+    window = steady_window(ranks.timeline)
+    between = _between_passes(ranks.timeline, int(window.steps[-1])) if played == PLAYED else None
+    step, each = _amounts(ranks, (window.begin, window.end), between)
+    return FoldedPasses(step, each, ranks.workers, played, prepared.peak_flops)
 
 
-def _mean(seconds: Floats) -> SpentSeconds:
-    return SpentSeconds(*seconds.mean(axis=1).tolist())
+def _played(prepared: Prepared, program: Program, rounds: Sequence[KeptRounds]) -> AlikeRanks | None:
+    """Ranks that have run a Program; None where some of its ``rounds`` do not stand for those that are left out."""
+    part = _standing_for_all(prepared, program)
+    timeline = play(prepared.scenario, part.program, prepared.topology, part.mesh, whole=part.whole)
+    added = added_times(timeline, rounds)
+    return None if added is None else AlikeRanks(timeline, part.mesh.workers, added)
+
+
+def _amounts(
+    ranks: AlikeRanks, step: tuple[float, float], each: tuple[float, float] | None
+) -> tuple[StepAmounts, StepAmounts | None]:
+    """Of a step and of a pass, by when they begin and end [s]; of links those of which one is the busiest."""
+    carried = ranks.line_seconds(*step)
+    more = np.zeros_like(carried) if each is None else ranks.line_seconds(*each)
+    busiest = may_be_busiest(carried, more)
+    names = [] if ranks.timeline.links is None else [ranks.timeline.links.link_names[i] for i in busiest]
+    of_step, of_pass = (dict(zip(names, column[busiest].tolist(), strict=True)) for column in (carried, more))
+    a_step = msgspec.structs.replace(ranks.amounts(*step), links=of_step)
+    return a_step, None if each is None else msgspec.structs.replace(ranks.amounts(*each), links=of_pass)
 
 
 def _standing_for_all(parts: ScenarioParts, program: Program) -> Representative:
@@ -124,31 +136,24 @@ def _standing_for_all(parts: ScenarioParts, program: Program) -> Representative:
     return Representative(program, parts.mesh, {})
 
 
-def _spent(timeline: Timeline, ranks: Ints, begin: float, end: float) -> Floats:
-    """(3, ranks) seconds between two times: all of them, those in which a rank computes, and those in which it
-    communicates and does not."""
-    states = occupancy(timeline, ranks, begin, end)
-    kernels = states["compute_s"] - states["loads_s"]  # as a run's summary has it
-    return np.stack([np.full(len(ranks), end - begin), kernels, states["exposed_communication_s"]])
-
-
 def _between_passes(timeline: Timeline, step: int) -> tuple[float, float] | None:
     """The end of the second pass of a step of :data:`PLAYED`, and of the third, where each op of the one ends as long
-    after the same op of the other; None where some do not."""
-    ends = timeline.per_op()["end"]
-    same: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for op, end in zip(timeline.ops, ends.tolist(), strict=True):
-        if op.step == step:
-            same[op.kind, op.stream, op.name].append(end)
-    passes = [np.reshape(times, (PLAYED, -1)) for times in same.values() if len(times) % PLAYED == 0]
-    if not passes:
+    after the op of the other in its place; None where some do not."""
+    own = [i for i, op in enumerate(timeline.ops) if op.step == step]
+    kinds = [(timeline.ops[i].kind, timeline.ops[i].stream) for i in own]
+    ends = timeline.per_op()["end"][own]
+    times = Counter(timeline.ops[i].name for i in own)
+    name = next((name for name, count in times.items() if count == PLAYED), None)
+    first, second, third, last = (k for k, i in enumerate(own) if timeline.ops[i].name == name) if name else [0] * 4
+    size = last - third
+    if not size or kinds[second:third] != kinds[third:last]:
         return None
-    first, second, third = (np.concatenate([times[k] for times in passes]) for k in (0, 1, 2))
-    later = third - second
+    later = ends[third:last] - ends[second:third]
     if np.ptp(later) > EVEN * float(later.max()):
         return None
-    # What has a name of its own cannot be compared: transfers may pile up in it.
-    others = np.array([end for times in same.values() if len(times) % PLAYED for end in times])
-    if np.any((others > first.max()) & (others <= third.max())):
+    # What is in no pass: transfers may pile up in it.
+    begin, middle, end = (float(ends[a:b].max()) for a, b in ((first, second), (second, third), (third, last)))
+    others = np.concatenate([ends[:first], ends[last + size :]])
+    if np.any((others > begin) & (others <= end)):
         return None
-    return float(second.max()), float(third.max())
+    return middle, end
