@@ -47,11 +47,11 @@ from clustersim.studies.plan.candidates import (
 from clustersim.studies.plan.limits import SLACK, SampledSteps, step_bound, too_much
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.places import best_of_places
-from clustersim.studies.plan.searching import _OptionCount
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.untried import untried
 from clustersim.studies.plan.verdict import verdict
 from clustersim.studies.plan.why import alternatives, fit_of, pace, where_it_goes, why_lost, why_on_front, why_tempting
+from clustersim.studies.plan.work_left import FIRST_RUNS, LAST_RUNS, LOOKS, WorkLeft
 from clustersim.studies.sweep.row import FullestMemory, HotLink, SweepFigures
 
 PLAN = {
@@ -947,30 +947,54 @@ def test_the_best_is_the_fastest_only_where_the_usual_alternatives_were_tried(mo
     )
 
 
-def test_a_plan_counts_options_row_by_row_and_never_past_its_round():
-    """A round of whole runs takes minutes: what is told moves with each, and ends where the round does."""
+def test_progress_of_a_plan_is_the_part_of_its_seconds_that_are_over():
+    """A round of whole runs takes minutes and each run moves what is told; options stood at 43 % meanwhile."""
     told = []
-    count = _OptionCount(10, lambda done, total: told.append((done, total)))
-    count.next_round(6, 4)
-    for rows in (1, 2, 5):
-        count.rows(rows)
-    count.end_round()
-    assert told == [(2, 10), (3, 10), (5, 10), (6, 10), (6, 10)]
+    now = [0.0]
+    left = WorkLeft(lambda done, total: told.append(done / total), lambda: now[0])
+    left.expect(FIRST_RUNS, 10)
+    left.expect(LAST_RUNS, 4)
+    all_seconds = 100 * 0.1 + 10 * 2.0 + 4 * 20.0
+    true = []
+
+    def work(seconds, tell):
+        now[0] += seconds
+        tell()
+        true.append(now[0] / all_seconds)
+
+    left.begin(LOOKS, 100)
+    for _ in range(100):
+        work(0.1, lambda: left.ended(1))
+    left.begin(FIRST_RUNS, 10)
+    for _ in range(10):
+        work(2.0, lambda: left.ended(1))
+    left.begin(LAST_RUNS, 4)
+    left.running(0, 4)
+    for _ in range(4):
+        work(20.0, lambda: left.ended(1))
+    left.round_over()
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    last_runs = told[-5:-1]
+    assert last_runs == pytest.approx(true[-4:], abs=0.01)
+    assert len(set(told)) > 50
 
 
-def test_a_plan_that_looks_at_options_again_never_counts_back():
-    """What was sketched is run whole later: 1,920 of 1,920 was followed by 1,830."""
+def test_what_need_not_be_run_counts_as_done_and_what_ran_never_past_its_round():
     told = []
-    count = _OptionCount(10, lambda done, total: told.append((done, total)))
-    count.next_pass(10)
-    count.next_round(10, 3)
-    count.end_round()
-    count.next_pass(4)
-    count.next_round(12, 2)
-    count.rows(1)
-    count.end_round()
-    assert told == [(7, 10), (10, 10), (10, 14), (11, 14), (12, 14)]
-    assert count.total == 14
+    now = [0.0]
+    left = WorkLeft(lambda done, total: told.append(done), lambda: now[0])
+    left.begin(FIRST_RUNS, 10)
+    left.running(6, 2)  # two of four were ruled out
+    now[0] = 1.0
+    left.ended(1)
+    left.ended(5)
+    assert left.stages[FIRST_RUNS].over == 4
+    left.begin(LAST_RUNS, 2)
+    assert left.stages[FIRST_RUNS].left == 0.0
+    left.running(0, 2)
+    left.round_over()
+    assert told == sorted(told)
 
 
 def test_options_of_a_plan_read_their_model_once(monkeypatch):

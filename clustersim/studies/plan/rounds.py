@@ -48,6 +48,9 @@ TURNED = "turned"
 MOST_PASSES = 300_000
 """Passes through a layer, of all ranks, up to which a split model is run whole: 20 CPU seconds and half a GiB."""
 
+USUAL_PASSES = 30_000
+"""The same of a run of a usual size: how much work it is beside another is told by it."""
+
 
 def roughly(
     fidelity: str, base: Table, path: str, expected: str, tasks: Sequence[ScenarioTask]
@@ -178,10 +181,19 @@ class Runner:
             if not candidate.form.split and candidate.form.strategy["kind"] in KINDS:
                 return FEW_PASSES
             return SKETCHED if candidate.form.strategy["kind"] == "ddp" else FOLDED
-        stage_passes = (
-            self.layers / candidate.form.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
-        )
-        return WHOLE if not candidate.form.split or candidate.gpus * stage_passes <= MOST_PASSES else FOLDED
+        few = candidate.gpus * self._stage_passes(candidate) <= MOST_PASSES
+        return WHOLE if not candidate.form.split or few else FOLDED
+
+    def _stage_passes(self, candidate: PlanCandidate) -> float:
+        """Passes through a layer, of a rank, in all steps."""
+        passes = candidate.played[1] * 2 * int(self.run_table["steps"])
+        return self.layers / candidate.form.degrees["pp"] * passes
+
+    def work(self, candidate: PlanCandidate, *, rough: bool) -> float:
+        """How much an option's run is, of a mean one of its sort: a whole run grows with GPUs and passes."""
+        if self.fidelity(candidate, rough=rough) != WHOLE:
+            return 1.0
+        return max(1.0, self._stage_passes(candidate) * candidate.gpus / USUAL_PASSES)
 
     def run(
         self, chosen: Sequence[PlanCandidate], *, rough: bool, factors: Factors | None = None

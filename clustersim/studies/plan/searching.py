@@ -34,10 +34,11 @@ from clustersim.scenario.file.plan_option import FILE
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.robust import at_corners
 from clustersim.studies.plan.rounds import Runner
-from clustersim.studies.plan.seen import KnownCandidates
+from clustersim.studies.plan.seen import FINALISTS, KnownCandidates
 from clustersim.studies.plan.sieve import SIEVED
 from clustersim.studies.plan.sites import machines_of
 from clustersim.studies.plan.spec import PlanFile
+from clustersim.studies.plan.work_left import FIRST_RUNS, LAST_RUNS, LOOKS, WorkLeft
 from clustersim.studies.sweep.crews import Executor, crew
 from clustersim.studies.sweep.store import Store
 
@@ -78,7 +79,8 @@ def search(
     Parameters
     ----------
     path : the plan's file. out : folder of ``results.jsonl``; rows that are there are not simulated again.
-    progress : called with (options done with, options in all). told : called with the size of the space, in words,
+    progress : called with (work done, all work), by the time it is likely to take
+        (:mod:`clustersim.studies.plan.work_left`). told : called with the size of the space, in words,
         before anything is looked at.
 
     Raises :class:`ClusterSimError` where no option can be read, or the folder cannot be written.
@@ -88,58 +90,43 @@ def search(
     folder.check()
     seen = KnownCandidates(plan, path, *machines_of(plan, path), told=told)
     with closing(crew(how.executor, how.jobs)) as team, store.writing(folder) as writer:
-        best = seen.open(store.path)
-        count = _OptionCount(len(seen.options), progress)
+        left = WorkLeft(progress)
+        best = _looked_at(seen, store.path, left)
 
         def took(lines: Sequence[bytes]) -> None:
             """Write rows, and count them."""
             writer.append(lines)
-            count.rows(len(lines))
+            left.ended(sum(units.pop(0) for _ in lines[: len(units)]))
 
+        units: list[float] = []
         runner = Runner(plan, path, store, took, team)
         for rough in (False,) if how.exhaustive else (True, False):
             waiting = seen.waiting(best, rough=rough)
-            count.next_pass(len(waiting))
+            work = {number: runner.work(seen.options[number].candidate, rough=rough) for number in waiting}
+            left.begin(FIRST_RUNS if rough else LAST_RUNS, sum(work.values()))
             while waiting:
                 turn, waiting = _next_round(waiting, seen, how.exhaustive, rough)
-                count.next_round(count.total - len(waiting), len(turn))
+                units[:] = [work[option.candidate.number] for option in turn]
+                left.running(sum(work[number] for number in waiting), sum(units))
                 seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)
-                count.end_round()
+                left.round_over()
         searched = seen.done()
         return replace(searched, turned=at_corners(searched, seen, runner)) if how.robust else searched
 
 
-class _OptionCount:
-    """How many of a plan's options are done with, told row by row: a round of long runs may take minutes. Those that a
-    later pass looks at again count again, so that it never goes back."""
+def _looked_at(seen: KnownCandidates, folder: Path, left: WorkLeft) -> list[int]:
+    """Numbers of the options that fit, the most promising first."""
+    count = len(seen.options)
+    split = any(option.candidate.form.split for option in seen.options)
+    left.begin(LOOKS, count)
+    left.expect(LAST_RUNS, FINALISTS * len(seen.sieve.machines) if split else 0)
 
-    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
-        self.total = total
-        self.tell = tell
-        self.done = 0
-        self.after_round = 0
+    def looked(looks: int, fit: int) -> None:
+        """So many that were looked at fit, and so many of all will."""
+        left.expect(FIRST_RUNS, min(count * fit / looks, seen.plan.tried.simulations))
+        left.ended(1)
 
-    def next_pass(self, waiting: int) -> None:
-        """So many are looked at, some of them again."""
-        self.total = max(self.total, self.done + waiting)
-
-    def next_round(self, after_round: int, running: int) -> None:
-        """``running`` options begin; when they end, ``after_round`` are done with."""
-        self.after_round = after_round
-        self._set(after_round - running)
-
-    def rows(self, count: int) -> None:
-        """So many of them have ended."""
-        self._set(min(self.done + count, self.after_round))
-
-    def end_round(self) -> None:
-        """All of them have, those among them whose rows were there."""
-        self._set(self.after_round)
-
-    def _set(self, done: int) -> None:
-        self.done = done
-        if self.tell is not None:
-            self.tell(done, self.total)
+    return seen.open(folder, looked)
 
 
 def folder_for(plan: PlanFile, path: str | Path, out: str | Path) -> Folder:

@@ -89,13 +89,16 @@ class KnownCandidates:
         """What is assumed of its machine."""
         return self.rates[self.plan.machines.index(candidate.machine)]
 
-    def open(self, folder: Path | None = None) -> list[int]:
+    def open(
+        self, folder: Path | None = None, looked: Callable[[int, int], None] = lambda looks, fit: None
+    ) -> list[int]:
         """Numbers of the options that fit and are read, the most promising first.
 
-        ``folder`` : where what the sieve says is kept, and read from if it is there.
+        ``folder`` : where what the sieve says is kept, and read from if it is there. ``looked`` : called for each
+        option that was looked at, with how many were, and how many of them fit.
         """
         options = [option.candidate for option in self.options]
-        looked = self.sieve.look(options) if folder is None else kept(self.sieve, options, folder)
+        outcomes = self.sieve.look(options) if folder is None else kept(self.sieve, options, folder)
         self.seq_len = 0  # of a model without tokens, and of one that cannot be read
         with suppress(ClusterSimError):
             model = model_of(scenario_of(self.plan, self.path, options[0]))
@@ -103,7 +106,8 @@ class KnownCandidates:
             self._know_errors(model)
         self.tokens = bool(self.seq_len)
         ranked: list[tuple[float, int]] = []
-        for number, outcome in looked:
+        for looks, (number, outcome) in enumerate(outcomes, 1):
+            looked(looks, len(self.best))
             option = self.options[number]
             candidate = options[number]
             if isinstance(outcome, RefusedOption):
