@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 SCALE = 1000
 """Parts of all work that are told."""
 LOOKS, FIRST_RUNS, LAST_RUNS = "looks", "first runs", "last runs"
-A_LOOK = 0.01
-"""Seconds of a look, while none is over."""
-TIMES = {LOOKS: 1.0, FIRST_RUNS: 10.0, LAST_RUNS: 10.0}
-"""How many times as long as one of the stage before a unit takes, while none is over: how a bar moves, and no more."""
+LONG = {LOOKS: 0.05, FIRST_RUNS: 1.0, LAST_RUNS: 10.0}
+"""Seconds of a unit of a stage of which none is over: rather too long, since what is told goes ahead and never back."""
+TIMES = 10.0
+"""How many times as long as one of the stage before such a unit takes, where that is more."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class WorkLeft:
     _told: int = 0
 
     def __post_init__(self) -> None:
-        self.stages = {name: StageOfWork() for name in TIMES}
+        self.stages = {name: StageOfWork() for name in LONG}
 
     def expect(self, name: str, size: float) -> None:
         """A stage that is to come has about so many units."""
@@ -86,9 +86,9 @@ class WorkLeft:
     def seconds_left(self) -> float:
         """What is left is likely to take [s]."""
         seconds = 0.0
-        unit = A_LOOK
+        unit = 0.0
         for name, stage in self.stages.items():
-            unit = stage.seconds / stage.over if stage.over > 0 else TIMES[name] * unit
+            unit = stage.seconds / stage.over if stage.over > 0 else max(LONG[name], TIMES * unit)
             seconds += unit * stage.left
         return seconds
 
