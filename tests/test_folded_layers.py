@@ -53,15 +53,15 @@ def program_of(way, passes=4, count=24):
 @pytest.mark.parametrize("way", ["fsdp", "hsdp", "zero 3"])
 def test_what_plans_try_is_played_with_few_layers(way):
     whole = program_of(way)
-    short, rounds = layers.with_few_layers(whole)
-    left_out = sum(kept.size * kept.left_out for kept in rounds)
+    short, repeats = layers.with_few_layers(whole)
+    left_out = sum(kept.size * kept.left_out for kept in repeats)
     assert len(short.roles[0].ops) == len(whole.roles[0].ops) - left_out
     assert len(short.roles[0].ops) < 0.7 * len(whole.roles[0].ops)
     short.check()
     assert layers.with_few_layers(program_of(way, count=6))[1] == ()
 
 
-def test_a_layer_unlike_the_others_is_left_out_of_no_round():
+def test_a_layer_unlike_the_others_is_left_out_of_no_repeat():
     whole = program_of("fsdp", 1)
     (role,) = whole.roles
     places = [i for i, op in enumerate(role.ops) if isinstance(op, Compute) and op.phase == "forward"]
@@ -73,13 +73,13 @@ def test_a_layer_unlike_the_others_is_left_out_of_no_round():
     assert ops[odd].duration in [op.duration for op in short.roles[0].ops if isinstance(op, Compute)]
 
 
-def test_rounds_that_do_not_settle_are_played(monkeypatch):
+def test_repeats_that_do_not_settle_are_played(monkeypatch):
     whole = folded_passes(parts("fsdp", 2), all_layers=True)
     monkeypatch.setattr(layers, "EVEN", -1.0)
     assert folded_passes(parts("fsdp", 2)) == whole
 
 
-def test_what_waits_for_a_round_that_is_left_out_and_for_nothing_behind_it_is_played():
+def test_what_waits_for_a_repeat_that_is_left_out_and_for_nothing_behind_it_is_played():
     whole = program_of("fsdp", 1)
     (role,) = whole.roles
     (kept, *_) = layers.with_few_layers(whole)[1]

@@ -1,9 +1,9 @@
-"""A pass through many equal layers, played with few of them: what a round of ops adds, the others add as well.
+"""A pass through many equal layers, played with few of them: what a repeat of ops adds, the others add as well.
 
 A pass through a model is a list of ops in which the same ones come again, layer by layer: they wait for what is as far
-before them, and take as long. Of such *rounds* the first and the last ones are kept and those between are left out.
-Where the rounds in the middle of the kept ones begin and end each op as long after the round before, and nothing but
-they is under way meanwhile, the run is at every moment where it was a round before: each round that is left out would
+before them, and take as long. Of such *repeats* the first and the last ones are kept and those between are left out.
+Where the repeats in the middle of the kept ones begin and end each op as long after the repeat before, and nothing but
+they is under way meanwhile, the run is at every moment where it was a repeat before: each repeat that is left out would
 have added as much again. That is looked at, op by op; where it is not so, everything is played.
 """
 
@@ -27,10 +27,10 @@ SETTLED = 3, 8
 REACH = 2
 """Rounds before its own of which an op may wait for something."""
 EVEN = 1e-9
-"""How far times between two rounds may differ, relatively: they are differences of sums of thousands of times."""
+"""How far times between two repeats may differ, relatively: they are differences of sums of thousands of times."""
 
 
-class KeptRounds(msgspec.Struct, frozen=True, gc=False):
+class KeptRepeats(msgspec.Struct, frozen=True, gc=False):
     """Rounds of a shortened Program: :data:`KEPT` of ``size`` ops each from place ``first`` on, and so many that are
     ``left_out`` behind the first half of them."""
 
@@ -40,7 +40,7 @@ class KeptRounds(msgspec.Struct, frozen=True, gc=False):
 
 
 class AddedTime(msgspec.Struct, frozen=True, gc=False):
-    """What rounds that are ``left_out`` add: each as much as is spent from ``begin`` to ``end`` [s] of what was
+    """What repeats that are ``left_out`` add: each as much as is spent from ``begin`` to ``end`` [s] of what was
     played."""
 
     begin: float
@@ -48,20 +48,20 @@ class AddedTime(msgspec.Struct, frozen=True, gc=False):
     left_out: int
 
 
-def with_few_layers(program: Program) -> tuple[Program, tuple[KeptRounds, ...]]:
-    """A Program with fewer rounds, where it has many, and which; the same Program and none where not."""
+def with_few_layers(program: Program) -> tuple[Program, tuple[KeptRepeats, ...]]:
+    """A Program with fewer repeats, where it has many, and which; the same Program and none where not."""
     if len(program.roles) > 1:
         return program, ()
     (role,) = program.roles
     marks = _marks(role.ops)
-    rounds = [] if marks is None else list(_rounds(marks))
-    ops = _without(role.ops, rounds)
-    if not rounds or ops is None:
+    repeats = [] if marks is None else list(_repeats(marks))
+    ops = _without(role.ops, repeats)
+    if not repeats or ops is None:
         return program, ()
     kept = []
     left_out = 0
-    for first, size, count in rounds:
-        kept.append(KeptRounds(first - left_out, size, count - KEPT))
+    for first, size, count in repeats:
+        kept.append(KeptRepeats(first - left_out, size, count - KEPT))
         left_out += (count - KEPT) * size
     return replace(program, roles=(replace(role, ops=ops),)), tuple(kept)
 
@@ -72,7 +72,7 @@ def _marks(ops: Sequence[Op]) -> Ints | None:
     marks = []
     for i, op in enumerate(ops):
         after = op.after
-        # What waits for many ends something, and is no part of a round.
+        # What waits for many ends something, and is no part of a repeat.
         needs: object = i - after[0] if len(after) == 1 else tuple([i - need for need in after]) if after else None
         if type(op) is Compute:
             if type(op.duration) is not float:
@@ -87,8 +87,8 @@ def _marks(ops: Sequence[Op]) -> Ints | None:
     return np.array(marks, dtype=np.int64)
 
 
-def _rounds(marks: Ints) -> Iterator[tuple[int, int, int]]:
-    """First place, size and count of rounds, ascending, of which there are more than are kept."""
+def _repeats(marks: Ints) -> Iterator[tuple[int, int, int]]:
+    """First place, size and count of repeats, ascending, of which there are more than are kept."""
     taken: list[tuple[int, int, int]] = []
     for size in _sizes(marks):
         alike = np.concatenate([[False], marks[size:] == marks[:-size], [False]])
@@ -109,11 +109,11 @@ def _sizes(marks: Ints) -> list[int]:
     return [size for size in sizes if size * (KEPT + 1) < len(marks)]
 
 
-def _without(ops: Sequence[Op], rounds: Sequence[tuple[int, int, int]]) -> tuple[Op, ...] | None:
-    """The ops without what is left out of rounds; None where one waits for something that has no place any more."""
+def _without(ops: Sequence[Op], repeats: Sequence[tuple[int, int, int]]) -> tuple[Op, ...] | None:
+    """The ops without what is left out of repeats; None where one waits for something that has no place any more."""
     left = np.zeros(len(ops), dtype=bool)
     moved = np.zeros(len(ops), dtype=bool)  # behind what is left out: they wait for as far before as they did
-    for first, size, count in rounds:
+    for first, size, count in repeats:
         begin, end = first + HALF * size, first + (count - HALF) * size
         left[begin:end] = True
         moved[end : end + HALF * size] = True
@@ -146,14 +146,14 @@ def _implied(ops: Sequence[Op], op: Op, place: Sequence[int]) -> bool:
     return all(place[need] >= 0 or need < last.get(ops[need].stream, -1) for need in op.after)
 
 
-def added_times(timeline: Timeline, rounds: Sequence[KeptRounds]) -> tuple[AddedTime, ...] | None:
-    """What rounds that are left out add, by the Timeline of a shortened Program of one role; None where some kept ones
+def added_times(timeline: Timeline, repeats: Sequence[KeptRepeats]) -> tuple[AddedTime, ...] | None:
+    """What repeats that are left out add, by the Timeline of a shortened Program of one role; None where some kept ones
     are not as the ones before."""
     per_op = timeline.per_op()
     start = per_op["start"]
     end = per_op["end"]
     times = []
-    for kept in rounds:
+    for kept in repeats:
         time = _added(start, end, kept)
         if time is None:
             return None
@@ -161,7 +161,7 @@ def added_times(timeline: Timeline, rounds: Sequence[KeptRounds]) -> tuple[Added
     return tuple(times)
 
 
-def _added(start: Floats, end: Floats, kept: KeptRounds) -> AddedTime | None:
+def _added(start: Floats, end: Floats, kept: KeptRepeats) -> AddedTime | None:
     first, behind = SETTLED
     own = slice(kept.first + first * kept.size, kept.first + behind * kept.size)
     starts = start[own].reshape(-1, kept.size)
@@ -170,7 +170,7 @@ def _added(start: Floats, end: Floats, kept: KeptRounds) -> AddedTime | None:
     each = float(later.mean())
     if np.ptp(later) > EVEN * each:
         return None
-    # From when to when nothing else is under way: the state of the run is that of these rounds.
+    # From when to when nothing else is under way: the state of the run is that of these repeats.
     begin, until = float(starts[1].min()), float(ends[-2].max())
     beside = (start < until) & (end > begin)
     beside[own] = False

@@ -29,7 +29,7 @@ from clustersim.scenario.run.played import play
 from clustersim.scenario.run.running import Prepared, prepare_held
 from clustersim.studies.what_if.alike_ranks import AlikeRanks
 from clustersim.studies.what_if.amounts import StepAmounts, may_be_busiest
-from clustersim.studies.what_if.folded_layers import KeptRounds, added_times, with_few_layers
+from clustersim.studies.what_if.folded_layers import KeptRepeats, added_times, with_few_layers
 from clustersim.training.builder.representative import Representative, representative
 
 PLAYED = 4
@@ -92,8 +92,8 @@ def folded_passes(parts: ScenarioParts, *, all_layers: bool = False) -> FoldedPa
     few = replace(parts, scenario=replace(scenario, config=config))
     prepared = prepare_held(few, steps=min(scenario.steps, STEADY))
     program = prepared.program
-    short, rounds = (program, ()) if all_layers else with_few_layers(program)
-    ranks = (_played(prepared, short, rounds) if rounds else None) or _played(prepared, program, ())
+    short, repeats = (program, ()) if all_layers else with_few_layers(program)
+    ranks = (_played(prepared, short, repeats) if repeats else None) or _played(prepared, program, ())
     if ranks is None or not ranks.alike:
         raise PassesDiffer(f"{scenario.path}: its ranks differ, so that none stands for another")
     window = steady_window(ranks.timeline)
@@ -102,11 +102,11 @@ def folded_passes(parts: ScenarioParts, *, all_layers: bool = False) -> FoldedPa
     return FoldedPasses(step, each, ranks.workers, played, prepared.peak_flops)
 
 
-def _played(prepared: Prepared, program: Program, rounds: Sequence[KeptRounds]) -> AlikeRanks | None:
-    """Ranks that have run a Program; None where some of its ``rounds`` do not stand for those that are left out."""
+def _played(prepared: Prepared, program: Program, repeats: Sequence[KeptRepeats]) -> AlikeRanks | None:
+    """Ranks that have run a Program; None where some of its ``repeats`` do not stand for those that are left out."""
     part = _standing_for_all(prepared, program)
     timeline = play(prepared.scenario, part.program, prepared.topology, part.mesh, whole=part.whole)
-    added = added_times(timeline, rounds)
+    added = added_times(timeline, repeats)
     return None if added is None else AlikeRanks(timeline, part.mesh.workers, added)
 
 
