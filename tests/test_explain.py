@@ -300,10 +300,10 @@ def test_what_a_run_came_to_says_what_is_missing():
 
 
 def test_what_a_run_came_to_says_how_likely_a_gpu_runs_out_as_its_memory_line_does():
-    run = package.load("ddp_gpt2_xl_2x8_a100", {"strategy.micro_batch_size": 6}).run()
-    said = "likelihood of running out 47%"
+    run = package.load("ddp_gpt2_xl_2x8_a100", {"strategy.micro_batch_size": 7}).run()
+    said = "likelihood of running out 39%"
     assert said in str(run.verdict)
-    assert f"at 43.0% of peak, if memory lasts ({said}); " in run.in_words
+    assert f"at 44.1% of peak, if memory lasts ({said}); " in run.in_words
     assert "lasts" not in package.load("ddp_gpt2_xl_2x8_a100").run().in_words
 
 
@@ -376,7 +376,7 @@ def test_the_command_explains_a_scenario_and_a_saved_run_alike(clustersim, tmp_p
     assert most.startswith("what if: would save at most: of the step compute speed x2 ")
     assert "samples" not in most  # more samples are told by an estimate, and by a run
     (samples,) = (line for line in bounds if "samples" in line)
-    assert re.search(r"of the time per sample, kernels at the rates they have, but it may run out .*\d+%\)$", samples)
+    assert samples.endswith("of the time per sample, kernels at the rates they have")
     assert "17.6% of the step is lost because rank 3 is slow" in saved.stdout.splitlines()[0]
     assert "\n 1. Rank 3 is slow" in saved.stdout
 

@@ -177,8 +177,8 @@ def test_one_verdict_comes_from_one_range() -> None:
     states = [verdict.state for verdict in found]
     assert list(dict.fromkeys(states)) == ["fits", "may run out", "does not fit"]
     for verdict in found:
-        least, most = verdict.use.shown_range
-        assert least <= verdict.use.shown <= most
+        least, most = verdict.use.needed_range
+        assert least <= verdict.use.needed <= most
         assert re.match(rf"{verdict.state}( \(likelihood of running out \d+%\))? on V100-SXM2-16GB", str(verdict))
         assert ("likelihood" in str(verdict)) == (verdict.possible and most > card.memory_bytes)
         assert ("to spare" in str(verdict)) == (most <= card.memory_bytes)  # of what only may fit, the whole need

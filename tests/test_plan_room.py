@@ -36,13 +36,15 @@ TIGHT = {
     "run": {"steps": 2},
 }
 """Without checkpointing the fastest option needs nearly all of a GPU."""
-STAGES = {"parallel": {"pp": [2]}, "micro_batch_size": [32]}
-"""The same in two stages."""
+STAGES = {
+    **TIGHT,
+    "model": TIGHT["model"] | {"options": {"layers": 56}},
+    "try": TIGHT["try"] | {"parallel": {"pp": [2]}, "micro_batch_size": [32]},
+}
+"""A deeper one in two stages."""
 
 
-@pytest.mark.parametrize(
-    "read", [from_table(TIGHT), from_table({**TIGHT, "try": TIGHT["try"] | STAGES})], ids=["whole", "split"]
-)
+@pytest.mark.parametrize("read", [from_table(TIGHT), from_table(STAGES)], ids=["whole", "split"])
 def test_the_front_has_what_has_room_wherever_anything_has(read, tmp_path, monkeypatch):
     """What most likely ran out of memory was taken, and what fits beside it was "beaten" by it and never run."""
     monkeypatch.setattr("clustersim.studies.plan.searching.ROUND", 1)
@@ -200,7 +202,7 @@ def test_what_may_run_out_of_memory_is_no_rival_in_a_robust_choice_where_the_fas
 
 def test_the_degrees_that_are_framed_have_the_step_of_what_is_taken(tmp_path):
     """3.053 s was framed, of an option that ran out with 58 %, where 3.23 s was taken."""
-    read = from_table({**TIGHT, "try": TIGHT["try"] | STAGES})
+    read = from_table(STAGES)
     found = planner.search(read, "plan.toml", tmp_path, planner.SearchOptions(jobs=1, exhaustive=True))
     assert [option.has_room for option in found.front] == [True, False]
     taken, risky = found.front

@@ -29,14 +29,14 @@ class DoubledBatch(msgspec.Struct, frozen=True):
 class Memory(msgspec.Struct, frozen=True):
     """Of the fullest GPU: bytes it has, and is short of; what holds them at the peak; and that in a sentence.
 
-    shown_bytes, shown_range_bytes : what nvidia-smi would show, and the least and the most of it. host : the memory of
-    a node's host. doubled : with twice the samples a micro-batch; None where nobody laid that out.
+    needed_bytes, needed_range_bytes : what the step cannot do without, and the least and the most of it. host : the
+    memory of a node's host. doubled : with twice the samples a micro-batch; None where nobody laid that out.
     """
 
     device_bytes: float = 0.0
     missing_bytes: float = 0.0
-    shown_bytes: float = 0.0
-    shown_range_bytes: tuple[float, float] = (0.0, 0.0)
+    needed_bytes: float = 0.0
+    needed_range_bytes: tuple[float, float] = (0.0, 0.0)
     by: dict[str, float] = {}
     message: str = ""
     host: HostMemory = HostMemory()
@@ -45,7 +45,7 @@ class Memory(msgspec.Struct, frozen=True):
     @property
     def runs_out(self) -> float:
         """How likely the GPU has less than is taken."""
-        return likelihood(self.shown_range_bytes, self.shown_bytes, self.device_bytes)
+        return likelihood(self.needed_range_bytes, self.needed_bytes, self.device_bytes)
 
 
 class MemoryMoments(msgspec.Struct, frozen=True):

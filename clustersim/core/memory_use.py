@@ -22,14 +22,23 @@ from clustersim.core.units import format_bytes
 CONTEXT_BYTES = 0.8 * 2**30
 """CUDA context with its libraries' kernels: 0.8 GiB."""
 FRAGMENTATION = (1.0, 1.12, 1.33)
-"""Reserved over allocated bytes, the least, the middle and the most. Where memory runs short the allocator gives back
-the blocks that nobody uses before it fails (c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``), so that a
-step needs no more than what is allocated. With room to spare three sources have 1.10 (bigscience, Megatron-DeepSpeed on
-A100), 1.12 (torchao on MI300X) and 1.33 (torchtitan 2024 on H100; tests/data/measurements)."""
+"""Reserved over allocated bytes with room to spare, the least, the middle and the most: three sources have 1.10
+(bigscience, Megatron-DeepSpeed on A100), 1.12 (torchao on MI300X) and 1.33 (torchtitan 2024 on H100;
+tests/data/measurements)."""
 LIBRARIES_BYTES = (0.3 * 2**30, 2.8 * 2**30, 2.8 * 2**30)
 """What NCCL's communicators and libraries hold beside context and allocator where ranks talk, the least, the middle and
-the most: the buffers of one communicator, assumed, and what bigscience's rows (Megatron-DeepSpeed, several a rank, 8
-GPUs a node) have, twice, since no other source says it."""
+the most that nvidia-smi shows: the buffers of one communicator, assumed, and what bigscience's rows have, twice
+(Megatron-DeepSpeed, several a rank, 8 GPUs a node)."""
+NEEDED_FRAGMENTATION = (1.0, 1.01, 1.19)
+"""Reserved over allocated bytes where memory has run out. The allocator gives back the blocks that nobody uses before
+it fails (c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``): what is left is room in blocks that are used in
+part. None, the middle and the ninth decile of what PyTorch said of 14 runs that failed
+(tests/data/out_of_memory.csv)."""
+NEEDED_BESIDE_BYTES = (0.0, 0.7 * 2**30, 3.4 * 2**30)
+"""What those runs could not have of their card beside context and allocator, the least, the middle and the ninth
+decile: libraries, and what the driver keeps of the memory that a card is sold with."""
+Three = tuple[float, float, float]
+"""The least, the middle and the most of something."""
 PRESSURE = 0.7
 """Share of a card's memory above which measured steps are 10-20 % slower (allocator retries)."""
 
@@ -140,19 +149,36 @@ class MemoryUse:
 
     @property
     def shown(self) -> float:
-        """What ``nvidia-smi`` shows [bytes]: the middle of :attr:`shown_range`."""
-        return self._shown[1]
+        """What ``nvidia-smi`` shows with room to spare [bytes]: the middle of :attr:`shown_range`."""
+        return self._taken(FRAGMENTATION, self._libraries)[1]
 
     @property
     def shown_range(self) -> tuple[float, float]:
         """The least and the most of it [bytes]."""
-        least, _, most = self._shown
+        least, _, most = self._taken(FRAGMENTATION, self._libraries)
         return least, most
 
     @property
-    def _shown(self) -> tuple[float, float, float]:
-        least, most = self.reserved_range
-        return _shown((least, self.reserved, most), self.context, communicates=self.communicates)
+    def needed(self) -> float:
+        """What a step cannot do without [bytes], when the allocator has given back all that it can: the middle of
+        :attr:`needed_range`. A card that has less runs out of memory."""
+        return self._taken(NEEDED_FRAGMENTATION, NEEDED_BESIDE_BYTES)[1]
+
+    @property
+    def needed_range(self) -> tuple[float, float]:
+        """The least and the most of it [bytes]."""
+        least, _, most = self._taken(NEEDED_FRAGMENTATION, NEEDED_BESIDE_BYTES)
+        return least, most
+
+    @property
+    def _libraries(self) -> Three:
+        return LIBRARIES_BYTES if self.communicates else (0.0, 0.0, 0.0)
+
+    def _taken(self, shares: Three, beside: Three) -> Three:
+        """Of a card [bytes]: the least, where a block of its own finds room among the others; the middle and the most,
+        where it does not."""
+        blocks = (self.allocated, shares[1] * self._blocks, shares[2] * self._blocks)
+        return _with_driver(blocks, self.context, beside)
 
     def parts(self) -> dict[str, float]:
         """Bytes by part, each at its own largest, the largest first."""
@@ -179,16 +205,16 @@ def runs_out_at_least(total: float, room: float) -> float:
     ----------
     total : :attr:`MemoryUse.total` [bytes]. room : the GPU's memory [bytes].
     """
-    least_share, share, most_share = (part * (total - CONTEXT_BYTES) for part in FRAGMENTATION)
-    least, likely, most = _shown((least_share, share, most_share), CONTEXT_BYTES, communicates=True)
+    allocated = total - CONTEXT_BYTES
+    least_share, share, most_share = NEEDED_FRAGMENTATION
+    blocks = (least_share * allocated, share * allocated, most_share * allocated)
+    least, likely, most = _with_driver(blocks, CONTEXT_BYTES, NEEDED_BESIDE_BYTES)
     return likelihood((least, most), likely, room)
 
 
-def _shown(blocks: tuple[float, float, float], context: float, *, communicates: bool) -> tuple[float, float, float]:
-    """What ``nvidia-smi`` shows [bytes], the least, the middle and the most, where the allocator's ``blocks`` are."""
-    least, middle, most = (
-        nbytes + context + libraries * communicates for nbytes, libraries in zip(blocks, LIBRARIES_BYTES, strict=True)
-    )
+def _with_driver(blocks: Three, context: float, beside: Three) -> Three:
+    """What is taken of a card [bytes], the least, the middle and the most, where the allocator's ``blocks`` are."""
+    least, middle, most = (nbytes + context + more for nbytes, more in zip(blocks, beside, strict=True))
     return least, middle, most
 
 
@@ -226,7 +252,7 @@ class Verdict:
     @property
     def in_words(self) -> str:
         """The device's state, and how likely the step runs out of its memory where it may."""
-        return worded(self.of_device, self.use.shown_range, self.use.shown, self.room)
+        return worded(self.of_device, self.use.needed_range, self.use.needed, self.room)
 
     @property
     def ok(self) -> bool:
@@ -241,7 +267,7 @@ class Verdict:
     @property
     def device_runs_out(self) -> float:
         """How likely a step takes more memory than the device has."""
-        return likelihood(self.use.shown_range, self.use.shown, self.room)
+        return likelihood(self.use.needed_range, self.use.needed, self.room)
 
     @property
     def runs_out(self) -> float:
@@ -251,7 +277,7 @@ class Verdict:
     @property
     def uncertain(self) -> bool:
         """Whether it may fit, and the most that is expected of either memory does not, or a host is unknown."""
-        return self.possible and (self.use.shown_range[1] > self.room or self.host.uncertain)
+        return self.possible and (self.use.needed_range[1] > self.room or self.host.uncertain)
 
     @property
     def pressed(self) -> bool:
@@ -276,8 +302,8 @@ class Verdict:
                 f"{holders_text}"
             )
         tight = "; above 70 % full, real steps are slower" if self.pressed else ""
-        if self.use.shown_range[1] > self.room:
-            most = f"with what allocator and libraries take besides about {format_bytes(self.use.shown)}{tight}"
+        if self.use.needed_range[1] > self.room:
+            most = f"with what allocator and libraries take besides about {format_bytes(self.use.needed)}{tight}"
             return (
                 f"{self.in_words} on {self.device}{place_text}: needs {format_bytes(self.use.total)} of "
                 f"{format_bytes(self.room)}, {most}; held by {holders_text}"

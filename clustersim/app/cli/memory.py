@@ -59,9 +59,9 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     else:
         console.print(_by_part(scenario, row))
     stage_text = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
-    share = likelihood(row.shown_range_bytes, row.shown_bytes, row.device_bytes)
+    share = likelihood(row.needed_range_bytes, row.needed_bytes, row.device_bytes)
     of_device = verdict_of(row.total_bytes, row.device_bytes, share)
-    verdict_text = worded(of_device, row.shown_range_bytes, row.shown_bytes, row.device_bytes)
+    verdict_text = worded(of_device, row.needed_range_bytes, row.needed_bytes, row.device_bytes)
     texts = [f"{stage_text}{verdict_text} on {row.device} ({format_bytes(row.device_bytes)})", row.host.in_words]
     console.say(*filter(None, texts[::-1] if row.host.lacks_room else texts))
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)

@@ -239,6 +239,8 @@ class Result:
         return {
             "device_bytes": self.prepared.card.memory_bytes,
             "missing_bytes": max(0.0, -self.verdict.spare),
+            "needed_bytes": self.memory.needed,
+            "needed_range_bytes": list(self.memory.needed_range),
             "shown_bytes": self.memory.shown,
             "shown_range_bytes": list(self.memory.shown_range),
             "verdict": self.verdict.state,

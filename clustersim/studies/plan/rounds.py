@@ -139,7 +139,7 @@ def _bare(spent: StepAmounts, gpus: int, verdict: Verdict | None) -> SweepFigure
     """The figures of a step of which nothing else was looked at."""
     memory = FullestMemory()
     if verdict is not None:
-        memory = FullestMemory(verdict.room, verdict.use.shown, verdict.use.shown_range, verdict.host)
+        memory = FullestMemory(verdict.room, verdict.use.needed, verdict.use.needed_range, verdict.host)
     return SweepFigures(
         step_time_s=spent.step_time_s,
         gpus=gpus,

@@ -77,7 +77,7 @@ def _tight(plan: PlanFile, searched: SearchResult, unit: str) -> str:
     safer = "" if chosen.has_room else _what_has_room(plan, searched, unit)
     return (
         f" Its fullest GPU needs {format_bytes(needed)}, and with the allocator's and NCCL's own about "
-        f"{format_bytes(memory.shown_bytes)} of {format_bytes(memory.device_bytes)}: it {fit_of_gpu(chosen)}; more "
+        f"{format_bytes(memory.needed_bytes)} of {format_bytes(memory.device_bytes)}: it {fit_of_gpu(chosen)}; more "
         f"memory_margin is safer{safer}.{of_host}"
     )
 

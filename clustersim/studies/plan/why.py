@@ -142,7 +142,7 @@ def fit_of_gpu(option: PlanOption) -> str:
         return ""
     memory = option.result.memory
     state = verdict_of(option.result.peak_memory_bytes, memory.device_bytes, option.result.gpu_runs_out)
-    return worded(state, memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
+    return worded(state, memory.needed_range_bytes, memory.needed_bytes, memory.device_bytes)
 
 
 def why_lost(option: PlanOption, searched: SearchResult) -> str:

@@ -41,12 +41,12 @@ class HotLink(msgspec.Struct, frozen=True):
 
 
 class FullestMemory(msgspec.Struct, frozen=True):
-    """Of the fullest GPU: its memory, and what nvidia-smi would show of it, with the least and the most [bytes]; and
-    the memory of a node's ``host``."""
+    """Of the fullest GPU: its memory, and what the step cannot do without of it, with the least and the most [bytes];
+    and the memory of a node's ``host``."""
 
     device_bytes: float = 0.0
-    shown_bytes: float = 0.0
-    shown_range_bytes: tuple[float, float] = (0.0, 0.0)
+    needed_bytes: float = 0.0
+    needed_range_bytes: tuple[float, float] = (0.0, 0.0)
     host: HostMemory = HostMemory()
 
 
@@ -115,7 +115,7 @@ class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         memory = self.memory
         if not memory.device_bytes:
             return 0.0
-        return likelihood(memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
+        return likelihood(memory.needed_range_bytes, memory.needed_bytes, memory.device_bytes)
 
     @property
     def runs_out(self) -> float:

@@ -65,6 +65,8 @@ class MemoryRow(msgspec.Struct, frozen=True):
     reserved_range_bytes: tuple[float, float]
     shown_bytes: float
     shown_range_bytes: tuple[float, float]
+    needed_bytes: float
+    needed_range_bytes: tuple[float, float]
     model_states_bytes: float
     bytes_per_parameter: float
     saving: float | None
@@ -140,6 +142,8 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         reserved_range_bytes=use.reserved_range,
         shown_bytes=use.shown,
         shown_range_bytes=use.shown_range,
+        needed_bytes=use.needed,
+        needed_range_bytes=use.needed_range,
         model_states_bytes=use.model_states,
         bytes_per_parameter=bytes_a_parameter(parts),
         saving=parts.whole().model_states / use.model_states if use.model_states else None,
