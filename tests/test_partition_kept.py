@@ -21,6 +21,7 @@ from clustersim.training import memory as of_memory
 from clustersim.training.parallel import ParallelConfig, Recompute
 from clustersim.training.partition import partition
 from clustersim.training.partition.base import Work
+from clustersim.training.partition.kept import with_linears_in_8_bits
 
 
 def memory(model, **training):
@@ -164,7 +165,10 @@ def test_activations_in_8_bits_are_those_of_products_and_gates() -> None:
     """Of a block with experts: their inputs, but not attention's output, and nothing that experts put out."""
     made = model("deepseek-v2-lite", seq_len=1024, layers=3, implementation="fused")
     plain, narrow = (
-        partition(made, ParallelConfig(ep=8, etp=1, dispatcher="alltoall", float8_activations=short))
+        partition(
+            made,
+            ParallelConfig(framework="torchtitan", ep=8, etp=1, dispatcher="alltoall", float8_activations=short),
+        )
         .stages[0]
         .layers[3]
         for short in (False, True)
@@ -241,3 +245,27 @@ def test_a_policy_that_keeps_the_output_of_attention_sends_no_keys_and_values_ag
     again = [item for item in exchanges(block.backward) if item.part == "R"]
     assert {item.kind for item in again} == ({"all_to_all"} if "a2a" in comm else set())
     assert not any(kernel.name == "merged" for kernel in kernels(block.backward, "R"))
+
+
+def test_nobody_keeps_what_experts_put_out_in_megatron_whose_rows_are_weighted_before() -> None:
+    made = model("qwen3-30b-a3b", seq_len=1024, layers=2, implementation="fused")
+    kept = []
+    for framework in ("megatron", "torchtitan"):
+        layer = partition(made, ParallelConfig(framework=framework, ep=8, etp=1, dispatcher="alltoall")).stages[0]
+        kernels = (k for w in layer.layers[1].forward if isinstance(w, Work) for k in w.kernels)
+        kept.append(sum(k.saved for k in kernels if k.name == "combine"))
+    assert kept == [0.0, 1024 * 8 * 2048]
+
+
+@pytest.mark.parametrize(("recipe", "nbytes"), [("tensorwise", 1.0), ("mxfp8", 1 + 1 / 32), ("nvfp4", 0.5 + 1 / 16)])
+def test_linears_of_transformer_engine_keep_their_inputs_as_narrow_as_they_read_them(recipe, nbytes) -> None:
+    """Of attention's output a second, narrow copy; of norms, router, head and activations what they were."""
+    made = model("qwen3-30b-a3b", seq_len=1024, layers=2, implementation="fused")
+    narrow = with_linears_in_8_bits(made, recipe)
+    for old, new in zip(made.layers, narrow.layers, strict=True):
+        was, now = ({k.name: k.saved for k in layer.kernels if k.saved} for layer in (old, new))
+        narrowed = {"q": nbytes / 2, "expert_gate": nbytes / 2, "expert_down": nbytes / 2, "out": 1 + nbytes / 2}
+        if old.kind != "block":
+            narrowed = {}
+        assert now == pytest.approx({name: size * narrowed.get(name, 1.0) for name, size in was.items()})
+    assert narrow.layers[1].kernels is narrow.layers[2].kernels

@@ -157,7 +157,8 @@ def stage_memory(split: Split) -> tuple[MemoryUse, ...]:
     versions = [row.versions(rank, count) for rank in range(count)]
     deferral = parallel.deferral(config.gradient_accumulation_steps)
     keeps = not parallel.deallocate_pipeline_outputs
-    batch = MicroBatchStash(config.micro_batch_size, DTYPE_BYTES[activations(split.scenario)], deferral, keeps)
+    element = DTYPE_BYTES[activations(split.scenario)]
+    batch = MicroBatchStash(config.micro_batch_size, element, deferral, keeps, parallel.ep_overlap)
     uses = stages(split.partition, split.orders, states, batch, versions, split.gpu)
     uneven = mesh.size("ep") > 1 and not parallel.routing.even and not parallel.pad_to_capacity
     if count == 1:

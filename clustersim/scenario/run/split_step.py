@@ -37,6 +37,7 @@ from clustersim.training.builder import StepRecipe, build
 from clustersim.training.parallel import ParallelConfig, Recompute, recompute
 from clustersim.training.partition import partition
 from clustersim.training.partition.base import Partition, Work
+from clustersim.training.partition.kept import LINEAR_BYTES, with_linears_in_8_bits
 from clustersim.training.partition.routing import read_histogram
 from clustersim.training.schedules import Order, Orders, PassCosts, Schedule, beside, from_csv, schedule
 from clustersim.training.schedules.playable import check_own
@@ -150,7 +151,7 @@ def parts_of(
     if model.partly_frozen:
         check_frozen(scenario, parallel, repeats)
     parts = partition(
-        model,
+        _as_linears_keep(scenario, parallel, model),
         parallel,
         repeats,
         placement=row.placement,
@@ -161,6 +162,14 @@ def parts_of(
     if model.partly_frozen:
         check_reached(parts)
     return parts, row
+
+
+def _as_linears_keep(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Model:
+    """The model with what linears keep in 8 bits: Transformer Engine's, which Megatron has for all of them."""
+    how = scenario.file.model
+    if how.dtype != "fp8" or parallel.framework != "megatron" or parallel.float8_activations:
+        return model
+    return with_linears_in_8_bits(model, how.float8_recipe) if how.float8_recipe in LINEAR_BYTES else model
 
 
 def _histograms(scenario: Scenario, file: str | None) -> tuple[tuple[float, ...], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import msgspec
 import numpy as np
@@ -53,12 +54,15 @@ class MicroBatchStash(msgspec.Struct, frozen=True):
     deferral : micro-batches whose weight gradients of the head wait for the end of the step, with its input and the
         gradient of its output.
     keeps_sent : what a stage has sent is kept until its backward; Megatron's ``deallocate_pipeline_outputs`` frees it.
+    layer_by_layer : a forward beside a backward runs a layer of each at a time (Megatron-LM core/models/common/
+        model_chunk_schedule_plan.py), so that the one takes what the other gives back; else both are held whole.
     """
 
     samples: int
     element: int
     deferral: int = 0
     keeps_sent: bool = False
+    layer_by_layer: bool = False
 
 
 def stages(
@@ -115,6 +119,14 @@ def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tup
     held_bytes = heads = 0.0
     head_layers = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
     for slot in order:
+        if batch.layer_by_layer and len(slot) > 1:
+            pair = {action.kind: stage.of(action.microbatch, action.chunk) for action in slot}
+            grows, logits = _fullest_pair(pair["F"].layers, pair["B"].layers, batch)
+            yield f"B {slot[1].microbatch}.{slot[1].chunk}", held_bytes + grows, heads + logits
+            ahead, back = (MicroBatchBytes.of(pair[kind], batch) for kind in "FB")
+            held_bytes += ahead.kept + ahead.for_weights - back.kept - back.for_weights
+            heads += ahead.fp32 - back.fp32
+            continue
         for action in slot:
             micro_batch = MicroBatchBytes.of(stage.of(action.microbatch, action.chunk), batch)
             name = f"{action.kind} {action.microbatch}.{action.chunk}"
@@ -185,3 +197,23 @@ def _fullest(layers: Sequence[LocalLayer], batch: MicroBatchStash) -> tuple[floa
         given_back += size * layer.kept
         returned += _of_loss(layer, batch)
     return max(moments, key=lambda moment: moment[0] - moment[1])
+
+
+def _fullest_pair(
+    ahead: Sequence[LocalLayer], back: Sequence[LocalLayer], batch: MicroBatchStash
+) -> tuple[float, float]:
+    """At the fullest moment of a chunk's forward beside another's backward, a layer of each at a time: bytes beside
+    what was kept before, and bytes of the loss."""
+    size = batch.samples * batch.element
+    taken = taken_logits = 0.0
+    moments = [(0.0, 0.0)]
+    for forward, backward in zip_longest(ahead, reversed(back)):
+        if forward is not None:
+            taken += size * (forward.kept + forward.kept_for_weights)
+            taken_logits += _of_loss(forward, batch)
+        if backward is not None:
+            moments.append((taken + size * (backward.repeated + backward.working), taken_logits))
+            taken -= size * (backward.kept + backward.kept_for_weights)
+            taken_logits -= _of_loss(backward, batch)
+        moments.append((taken, taken_logits))
+    return max(moments, key=sum)

@@ -12,8 +12,9 @@ from clustersim.core.model import Kernel, Layer, product_beside
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.adapters import AdaptedLinears, adapted, parted
 from clustersim.training.partition.context import attention_node, coming_home_beside
-from clustersim.training.partition.dispatch import FLOAT8_ROW, ExpertSpread, is_expert
+from clustersim.training.partition.dispatch import ExpertSpread, is_expert
 from clustersim.training.partition.expert import expert_nodes, mixture_of, spread_of
+from clustersim.training.partition.kept import kept_in_8_bits
 from clustersim.training.partition.nodes import (
     CrossEntropy,
     GradientSums,
@@ -23,7 +24,6 @@ from clustersim.training.partition.nodes import (
     LocalKernels,
     Nodes,
     has_weights,
-    scaled,
 )
 from clustersim.training.partition.recompute import checkpointed, module_of, rebuilding, without_inputs
 from clustersim.training.partition.share import LayerShares, local_kernel, rows
@@ -66,7 +66,7 @@ class Cutter(msgspec.Struct, frozen=True):
         if (own := self.share.of(layer)) is not self.share:
             return msgspec.structs.replace(self, share=own).nodes(layer, block, modules)
         if self.parallel.float8_activations and layer.kind in {"block", "mtp"}:
-            layer = replace(layer, kernels=tuple(map(_kept_in_8_bits, layer.kernels)))
+            layer = replace(layer, kernels=tuple(map(kept_in_8_bits, layer.kernels)))
         if self.share.whole and self.parallel.ep == 1 and not modules:
             return (LocalKernels(layer.kind, layer.kernels),)
         plain, beside = parted(layer.kernels)
@@ -186,20 +186,6 @@ class _LayerNodes(msgspec.Struct):
             f"an adapter beside {product!r} of a mixture of experts is not played where [parallel] splits the "
             "model; take it out of target_modules (at $.model.adapter.target_modules)"
         )
-
-
-def _kept_in_8_bits(kernel: Kernel) -> Kernel:
-    """A product's or an activation's input, kept in 8 bits with its scales.
-
-    Attention needs its own output, which is the output projection's input, in 16. Nobody keeps what experts put out:
-    rows are weighted where they are activated (Megatron-LM core/transformer/moe/experts.py, ``weighted_bias_swiglu``).
-    """
-    if kernel.name == "combine":
-        return replace(kernel, saved=0.0)
-    product = has_weights(kernel) and kernel.name not in {"router", "out", "logits"}
-    if not product and not kernel.name.endswith("activation"):
-        return kernel
-    return scaled(kernel, FLOAT8_ROW / 2.0, ("saved",))
 
 
 def _only_backward(kernel: Kernel) -> bool:

@@ -73,14 +73,14 @@ def most_gradients(kernels: Kernels, between: float) -> float:
     and less what backward has given back of that.
 
     Backward goes from the last kernel to the first. Its gradients have the shapes of what the kernel reads and writes,
-    which is what it moves in forward where it does not say more; the gradient of what layers hand on (``between``) is
-    beside them. The loss says what it holds in fp32.
+    which is what one launch moves in forward where it does not say more; the gradient of what layers hand on
+    (``between``) is beside them. The loss says what it holds in fp32.
     """
     most = given_back = 0.0
     for kernel in reversed(kernels):
         if (kernel.cut == "vocab" and not has_weights(kernel)) or not kernel.halves:
             continue
-        gradients = kernel.working[HALF] / 2.0 or kernel.nbytes
+        gradients = kernel.working[HALF] / 2.0 or kernel.nbytes / max(1, kernel.launches)
         most = max(most, gradients + between - given_back)
         given_back += kernel.saved
     return most

@@ -7,11 +7,12 @@ from dataclasses import replace
 import msgspec
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.model import Kernel, Layer, Model, Tensor
+from clustersim.core.model import Layer, Model, Tensor
 from clustersim.training.parallel import ParallelConfig, Recompute
 from clustersim.training.partition.base import Chunk, Item, LocalLayer, Partition, Stage, StashedElements, Work
 from clustersim.training.partition.dispatch import FLOAT8_ROW
 from clustersim.training.partition.expert import expert_tensors, other_tensors, reach_of
+from clustersim.training.partition.kept import kept_by
 from clustersim.training.partition.layers import Cutter
 from clustersim.training.partition.nodes import LayoutChange, Nodes, NodeSequence, backward_items, forward_items
 from clustersim.training.partition.recompute import (
@@ -57,8 +58,7 @@ def partition(
     >>> [stage.parameters for stage in halves.stages], halves.tied
     ([41429760, 40644864], 19365888)
     """
-    if parallel.framework != "torchtitan":
-        model = _with_one_gelu(model)
+    model = kept_by(model, parallel.framework)
     blocks = sum(layer.kind == "block" for layer in model.layers)
     chunks = 2 if placement == "both" else parallel.chunks(blocks)
     placed_stages = placed(parallel.pp, chunks, placement)
@@ -81,26 +81,6 @@ def partition(
     built = [builder.chunk(stage, ranges, beside[stage]) for stage in range(len(ranges))]
     stages = tuple(Stage(tuple(built[stage] for stage in rank_stages)) for rank_stages in placed_stages)
     return Partition(model, stages, builder.tied, builder.notes())
-
-
-def _with_one_gelu(model: Model) -> Model:
-    """The model with a GELU that keeps its input alone, as Megatron-LM's bias_gelu does it (core/fusions/
-    fused_bias_gelu.py) also where Hugging Face's code has the formula; op by op it stays what it is."""
-    known: dict[int, tuple[Kernel, ...]] = {}
-    for layer in model.layers:
-        if id(layer.kernels) in known or not any(_is_formula(kernel) for kernel in layer.kernels):
-            continue
-        made = (replace(k, saved=k.nbytes / 2) if _is_formula(k) else k for k in layer.kernels)
-        known[id(layer.kernels)] = tuple(made)
-    if not known:
-        return model
-    layers = (replace(layer, kernels=known.get(id(layer.kernels), layer.kernels)) for layer in model.layers)
-    return replace(model, layers=tuple(layers))
-
-
-def _is_formula(kernel: Kernel) -> bool:
-    """Whether it is priced as one pass in and out, and keeps four tensors of that size."""
-    return kernel.name == "activation" and kernel.saved == 2 * kernel.nbytes > 0
 
 
 def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) -> None:
