@@ -14,7 +14,7 @@ from clustersim.core.program import DTYPE_BYTES
 from clustersim.scenario import Scenario
 from clustersim.training.builder import MakeReplicas
 from clustersim.training.builder.gradients import EXPERT, SHARD, ReplicaConfig, ReplicatedHooks
-from clustersim.training.builder.shards import ShardHooks
+from clustersim.training.builder.shards import ShardHooks, experts_outside
 from clustersim.training.builder.stage_memory import MicroBatchStash, StateBytes, stages
 from clustersim.training.builder.unshard import MOST_ACTIVE
 from clustersim.training.builder.zero import zero_hooks, zero_states
@@ -224,6 +224,7 @@ def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) ->
     if pipelined and len(stage.chunks) > MOST_ACTIVE:
         chunks = [[layer.parameters for layer in c.layers if layer.kind == "block"] for c in stage.chunks]
         live = sum(sorted(map(sum, chunks))[-MOST_ACTIVE:])
+    outside = experts_outside(config, mesh)
     block = gathered_bytes(config, block=True)
     gathered = (gathered_bytes(config, block=False) * root + block * live) / total if total else 0.0
     adds_up = pipelined or config.no_sync
@@ -231,15 +232,17 @@ def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) ->
     # the unit behind it.
     half, wire, _ = element_bytes(config)
     unit = max(
-        (layer.parameters + layer.expert_parameters for layer in stage.layers if layer.kind == "block"), default=0
+        (layer.parameters + layer.expert_parameters * (not outside) for layer in stage.layers if layer.kind == "block"),
+        default=0,
     )
+    accumulated = float(accumulated_bytes(config))
     buckets = float(half * unit if adds_up else (half + wire) * unit + half * root)
     return StateBytes(
         param_bytes,
-        (float(accumulated_bytes(config)),) * 2 if adds_up else param_bytes,
+        (accumulated, size if outside else accumulated) if adds_up else param_bytes,
         (0.0, 0.0),
         (states * dense, states * expert),
-        gathered=(gathered, block * routed / sum(experts) if any(experts) else 0.0),
+        gathered=(gathered, block * routed / sum(experts) if any(experts) and not outside else 0.0),
         buckets=buckets,
         reduced=param_bytes,
     )

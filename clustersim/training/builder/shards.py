@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from clustersim.core.mesh import Mesh
 from clustersim.core.model import StepCost
 from clustersim.training.builder.gradients import EXPERT, INSTANCES, SHARD, clip, shared_gradients
 from clustersim.training.builder.stage_ops import StageOps
@@ -24,6 +25,11 @@ from clustersim.training.strategies import sharded
 from clustersim.training.strategies.fsdp import Shards
 from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes, last_unit
 from clustersim.training.strategies.walk import LayerPart, Place
+
+
+def experts_outside(config: FSDPConfig, mesh: Mesh) -> bool:
+    """Whether FSDP leaves a rank's experts as they are: nobody else has them, and its knobs say so."""
+    return config.experts_outside and mesh.size(*EXPERT) == 1
 
 
 class ShardHooks(Shards):
@@ -49,7 +55,9 @@ class ShardHooks(Shards):
         self.stage_ops = stage_ops
         self.stage = stage
         self.tied = tied
-        self.experts = self._experts(cost, config, places) if stage.expert_parameters else None
+        self.outside = experts_outside(config, stage_ops.mesh) * stage.expert_parameters
+        wrapped_experts = stage.expert_parameters and not self.outside
+        self.experts = self._experts(cost, config, places) if wrapped_experts else None
         self._busy = True
         of_unit = [(places[unit.layers[0]][0], k) for k, unit in enumerate(wrapped) if k and unit.layers]
         self._units = {c: [k for chunk, k in of_unit if chunk == c] for c in range(len(stage.chunks))}
@@ -104,7 +112,7 @@ class ShardHooks(Shards):
     def finish(self) -> None:
         """Clip and update this rank's shard, when all of its gradients are reduced."""
         ops = self.ops
-        numel = self.numel + (self.experts.numel if self.experts else 0.0)
+        numel = self.numel + (self.experts.numel if self.experts else self.outside)
         after = (*self.reduced, *(self.experts.reduced if self.experts else ())) or (ops.kernel,)
         after = shared_gradients(self.stage_ops, self.stage, self.tied, self.config.orig_dtype, after)
         if self.config.clip_grad_norm:

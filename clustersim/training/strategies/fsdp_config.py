@@ -47,6 +47,9 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
         (``set_requires_gradient_sync(False)`` in version 2).
     ends_apart : version 2: the embedding, and final norm with head, are units of their own, as torchtitan wraps them
         (the default where ``[parallel]`` names that framework). The last one stays gathered as the root does.
+    experts_outside : experts of ``[parallel]`` that one rank alone has are no unit of FSDP: nothing is gathered of
+        them, and their gradients stay in their own type (NeMo Automodel components/moe/parallelizer.py,
+        ``ignored_params``).
     clip_grad_norm : the norm is all-reduced before the optimizer.
     float8_all_gather : weights of blocks' linears are cast on their shards and gathered in 8 bits; the root's are not
         (torchao's ``enable_fsdp_float8_all_gather``).
@@ -77,6 +80,7 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     checkpoint_outside: bool = False
     no_sync: bool = False
     ends_apart: bool = False
+    experts_outside: bool = False
     clip_grad_norm: bool = False
     float8_all_gather: bool = False
     cpu_offload: bool = False
