@@ -14,7 +14,7 @@ from tests.evidence.expert_command import experts
 from tests.evidence.gpus_command import gpus
 from tests.evidence.incidents_command import gloo_faults, incidents
 from tests.evidence.predictions_command import moved, predict, score
-from tests.evidence.steps_command import memory, steps
+from tests.evidence.steps_command import memory, room, steps
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -28,6 +28,7 @@ COMMANDS = (
     gpus,
     steps,
     memory,
+    room,
     torch_bytes,
     campaign_cases,
     calibrations,

@@ -215,7 +215,7 @@ def _cluster(row: Row) -> Table:
     gpus = whole(row, "gpus")
     if gpus % nodes:
         raise ValueError(f"{gpus} GPUs do not divide over {nodes} nodes")
-    name = device_from_text(re.sub(r" \(.*\)", "", named)).name
+    name = device_from_text(named).name
     return {"topology": topology, "nodes": nodes, "gpus_per_node": gpus // nodes, "device": name}
 
 

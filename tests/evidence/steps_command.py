@@ -1,8 +1,10 @@
-"""``clustersim validate steps`` and ``validate memory``: published training steps, their times and their peaks."""
+"""``validate steps``, ``validate memory`` and ``room``: published training steps, their times, peaks and room."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +23,11 @@ from clustersim.app.cli.validate import (
     show,
     table_argument,
 )
+from tests.evidence.rows_shown import show_rows
 
 if TYPE_CHECKING:
     from tests.evidence.order import OrderSummary
+    from tests.evidence.room import ToldRoom
 
 
 @click.command()
@@ -72,6 +76,34 @@ def memory(table: Path, **options: Any) -> None:
     with working(f"predicting {table}"):
         result = validate_memory(table)
     show(result, f"peak memory: {table}", ValidationOptions(**options))
+
+
+@click.command()
+@markdown_option
+def room(*, markdown: bool) -> None:
+    """Published runs, which had room in memory, and those that ran out: how likely each is told to."""
+    from tests.evidence import room as kind
+
+    with working("adding up the memory of published runs"):
+        runs = list(kind.ran())
+        failed = list(kind.ran_out())
+    groups = {"all that ran": runs}
+    for run in sorted(runs, key=lambda run: run.publisher):
+        if any(other.feared for other in runs if other.publisher == run.publisher):
+            groups.setdefault(run.publisher, []).append(run)
+    groups["all that ran out"] = failed
+    rows = ((name, *_room_cells(group)) for name, group in groups.items())
+    show_rows("memory of published runs", ROOM, rows, markdown=markdown)
+
+
+ROOM = ("publisher", "runs", "told 0 to 25 %", "25 to 50 %", "50 to 99 %", "that they do not fit")
+
+
+def _room_cells(runs: list[ToldRoom]) -> Iterator[str]:
+    """How many runs, and how many of them are told each likelihood of running out."""
+    yield str(len(runs))
+    for least, most in pairwise((0.0, 0.25, 0.5, 1.0, 2.0)):
+        yield str(sum(least <= run.runs_out < most for run in runs))
 
 
 ORDER = ("source", "sets", "rows", "best found", "Spearman", "the pick loses", "median", "p90")
