@@ -179,6 +179,9 @@ def test_one_verdict_comes_from_one_range() -> None:
     for verdict in found:
         least, most = verdict.use.needed_range
         assert least <= verdict.use.needed <= most
+        # Of what may fit nothing is said to take more than there is.
+        assert max(verdict.shown) <= card.memory_bytes or not verdict.possible
+        assert max(verdict.reserved) <= card.memory_bytes - verdict.use.context or not verdict.possible
         assert re.match(rf"{verdict.state}( \(likelihood of running out \d+%\))? on V100-SXM2-16GB", str(verdict))
         assert ("likelihood" in str(verdict)) == (verdict.possible and most > card.memory_bytes)
         assert ("to spare" in str(verdict)) == (most <= card.memory_bytes)  # of what only may fit, the whole need

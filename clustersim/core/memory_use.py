@@ -240,6 +240,23 @@ class Verdict:
         return self.spare + self.use.total
 
     @property
+    def reserved(self) -> Three:
+        """What the allocator takes [bytes], the least, the middle and the most: no more than there is, where the step
+        may fit at all."""
+        least, most = self.use.reserved_range
+        return self._held_to(self.room - self.use.context, (least, self.use.reserved, most))
+
+    @property
+    def shown(self) -> Three:
+        """The same of what ``nvidia-smi`` shows."""
+        least, most = self.use.shown_range
+        return self._held_to(self.room, (least, self.use.shown, most))
+
+    def _held_to(self, room: float, taken: Three) -> Three:
+        least, middle, most = (min(nbytes, room) if self.spare >= 0 else nbytes for nbytes in taken)
+        return least, middle, most
+
+    @property
     def of_device(self) -> str:
         """The state of the device's memory alone."""
         return verdict_of(self.use.total, self.room, self.device_runs_out)

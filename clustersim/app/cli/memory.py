@@ -64,8 +64,10 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     verdict_text = worded(of_device, row.needed_range_bytes, row.needed_bytes, row.device_bytes)
     texts = [f"{stage_text}{verdict_text} on {row.device} ({format_bytes(row.device_bytes)})", row.host.in_words]
     console.say(*filter(None, texts[::-1] if row.host.lacks_room else texts))
+    needed = _about(row.needed_bytes, row.needed_range_bytes)
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
     shown = _about(row.shown_bytes, row.shown_range_bytes)
+    console.say(f"a step cannot do without about {needed}, fragments and libraries with it")
     console.say(f"the allocator reserves about {reserved}")
     console.say(f"{row.smi} shows about {shown}")
     console.print(f"largest micro-batch that fits: {_largest_text(row)}")

@@ -39,9 +39,10 @@ class MemoryRow(msgspec.Struct, frozen=True):
     ----------
     strategy, variant : as in :class:`~clustersim.studies.what_if.comparison.ComparisonRow`. device, device_bytes : the
     GPU. largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`FullestGpu`.
-    allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by ``smi``) roughly, with
-        the least and the most. smi : nvidia-smi, or AMD's amd-smi. verdict : one of fits, may run out and does not fit;
-        ``fits`` is true of the first. runs_out : how likely it runs out.
+    allocated_bytes : by the framework; reserved_bytes (by its allocator), shown_bytes (by ``smi``) and needed_bytes
+        (that a step cannot do without) roughly, with the least and the most. smi : nvidia-smi, or AMD's amd-smi.
+    verdict : one of fits, may run out and does not fit; ``fits`` is true of the first. runs_out : how likely it runs
+        out.
     model_states_bytes : parameters, gradients and optimizer. bytes_per_parameter : of these, unsplit.
     saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does. largest_that_may_fit : whose step may run out of
@@ -129,6 +130,7 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
     use = parts.use
     card = parts.card
     host = parts.host
+    verdict = use.fits(card, host)
     split = parts.split
     return MemoryRow(
         strategy=kind,
@@ -138,10 +140,10 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         smi=card.smi,
         largest=use.parts(),
         allocated_bytes=use.allocated,
-        reserved_bytes=use.reserved,
-        reserved_range_bytes=use.reserved_range,
-        shown_bytes=use.shown,
-        shown_range_bytes=use.shown_range,
+        reserved_bytes=verdict.reserved[1],
+        reserved_range_bytes=verdict.reserved[::2],
+        shown_bytes=verdict.shown[1],
+        shown_range_bytes=verdict.shown[::2],
         needed_bytes=use.needed,
         needed_range_bytes=use.needed_range,
         model_states_bytes=use.model_states,
