@@ -41,6 +41,7 @@ def with_linears_in_8_bits(model: Model, recipe: str) -> Model:
     part = LINEAR_BYTES[recipe] / 2.0
 
     def narrowed(kernel: Kernel) -> Kernel:
+        """A product that keeps its input so."""
         if not has_weights(kernel) or kernel.name in {"router", "logits"}:
             return kernel
         return scaled(kernel, part + (kernel.name == "out"), ("saved",))
