@@ -18,6 +18,7 @@ from clustersim.core.label import Label
 from clustersim.core.mix import Mix
 from clustersim.core.program import Compute, Recv, Send
 from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain import whatif as whatif_module
 from clustersim.explain.critical_path import PATH_KINDS, critical_path
 from clustersim.explain.explain import explain
 from clustersim.explain.graph import graph
@@ -235,3 +236,48 @@ def test_a_part_of_the_path_that_reads_as_nothing_is_left_out():
     assert [name for name, *_ in tables["kinds"]] == [max(path.by_kind, key=path.by_kind.__getitem__)]
     assert not tables["links"]
     assert " 0.0%" not in " ".join(explain(timeline).path)
+
+
+def unchained(timeline):
+    """Bounds of a graph that has a node for each op."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whatif_module, "graph", lambda timeline, **_: graph(timeline))
+        return whatif(timeline)
+
+
+def equal_bounds(timeline):
+    plain = unchained(timeline)
+    chained = whatif(timeline)
+    order = [np.argsort(table["knob"], kind="stable") for table in (plain, chained)]
+    steps = [table["step_time_s"][place] for table, place in zip((plain, chained), order, strict=True)]
+    assert steps[1] == pytest.approx(steps[0], rel=1e-12, abs=1e-15)
+
+
+@given(programs, st.sampled_from([0.0, 0.2]))
+def test_ops_that_are_one_chain_change_no_bound(drawn, slowdown):
+    equal_bounds(run(drawn_program(drawn, slowdown)))
+
+
+SPLIT = {
+    "model.name": "gpt2-medium",
+    "parallel.microbatches": 4,
+    "parallel.tp": 2,
+    "parallel.pp": 4,
+    "parallel.sequence_parallel": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ddp_resnet50_1x8_v100", {}),
+        ("fsdp_mpt_7b_16x8_a100", {}),
+        ("zb_gpt2_xl_1x8_a100", {}),
+        ("1f1b_gpt2_xl_1x8_a100", SPLIT),
+    ],
+)
+def test_ops_that_are_one_chain_change_no_bound_of_shipped_scenarios(name, changes):
+    timeline = clustersim.load(name, {"run.steps": 2} | changes).run().timeline
+    made = graph(timeline, apart={})
+    assert max(len(node.ops) for node in made.nodes if node.talks is not None) > 2
+    equal_bounds(timeline)

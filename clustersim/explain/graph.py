@@ -1,14 +1,15 @@
 """What waits for what in a run: its ops as a graph that can be played again.
 
 The Timeline says which op waits for which (:attr:`OpInfo.after`, streams, and who meets whom) and how long each took.
-Ops that meet are one node; what hidden communication cost a kernel is told apart from the kernel's own time.
+Ops that meet are one node; what hidden communication cost a kernel is told apart from the kernel's own time. Ops that
+nothing but the next waits for can be one node, too (:mod:`clustersim.explain.op_chains`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
@@ -17,51 +18,15 @@ import numpy as np
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.errors import TraceError
 from clustersim.core.memo import kept_with_first
-from clustersim.core.op_infos import each_kind, kinds, of_each, takes_sms
+from clustersim.core.op_infos import after_of, each_kind, kind_of, kinds, of_each, takes_sms
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import RankSubset, did
+from clustersim.explain.graph_nodes import GraphNode, GraphNodes
+from clustersim.explain.op_chains import chains
 from clustersim.explain.pace import MOST_SPANS, classes
 
-
-@dataclass(eq=False)
-class MeetingTable:
-    """Who comes to which meeting from which op.
-
-    op, rank, meeting : (e,) int, ``op`` its position in the node, ``rank`` its number among those of the op's role;
-        sorted by meeting. first : (m,) int, where each meeting begins in them. n_ops : of the node.
-    place : (e,) int, where each is in the columns of the node's ops, put one after another.
-    """
-
-    op: Ints
-    rank: Ints
-    place: Ints
-    meeting: Ints
-    first: Ints
-    n_ops: int
-
-    @cached_property
-    def of_op(self) -> list[Ints]:
-        """Per op, which of those who come are its own."""
-        return [np.flatnonzero(self.op == slot) for slot in range(self.n_ops)]
-
-
-_NOTHING = np.zeros(0, dtype=np.int64)
-_NOBODY = MeetingTable(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, 0)
-
-
-@dataclass(frozen=True, eq=False)
-class GraphNode:
-    """Ops that meet, or one op alone.
-
-    ops : indices in :attr:`Timeline.ops`. met : who meets whom. seconds : (m,) float [s], from start to end of each
-        meeting. computes : whether it is one compute op.
-    """
-
-    ops: tuple[int, ...]
-    met: MeetingTable = _NOBODY
-    seconds: Floats = field(default_factory=lambda: np.zeros(0))
-    computes: bool = False
+_NO_TIME = np.zeros(0)
 
 
 @dataclass(eq=False)
@@ -91,17 +56,30 @@ class RunGraph:
     @cached_property
     def did(self) -> dict[int, Bools]:
         """Per op that not all ranks of its role do, (size,) bool: who does it."""
-        did = {i: ~np.isnan(column) for i, column in self.seconds.items()}
+        masks: dict[int, Bools] = {}
         for node in self.nodes:
-            for op, positions in zip(node.ops, node.met.of_op, strict=False):
-                did[op] = np.zeros(self.size[op], dtype=np.bool_)
-                did[op][node.met.rank[positions]] = True
-        nobody = {op: np.zeros(size, dtype=np.bool_) for op, size in enumerate(self.size) if op not in did}
-        return nobody | {op: mask for op, mask in did.items() if not len(mask) or not mask.all()}
+            if node.talks is not None:  # a chain, which everybody does
+                continue
+            if node.computes:
+                masks[node.ops[0]] = ~np.isnan(self.seconds[node.ops[0]])
+                continue
+            for slot, op in enumerate(node.ops):
+                masks[op] = np.zeros(self.size[op], dtype=np.bool_)
+                if node.met.n_ops:
+                    masks[op][node.met.rank[node.met.of_op[slot]]] = True
+        return {op: mask for op, mask in masks.items() if not len(mask) or not mask.all()}
 
 
-def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
+def graph(
+    timeline: Timeline,
+    ranks: Ints | None = None,
+    needs: list[tuple[int, ...]] | None = None,
+    apart: Mapping[int, Collection[int]] | None = None,
+) -> RunGraph:
     """The graph of a simulated run; ``ranks``, ascending, are who is in it.
+
+    needs : :func:`needs_of` it, where they are known. apart : what some ops may wait for instead: chains of the others
+        are a node each. None for a node an op.
 
     Raises :class:`TraceError` for a measured one: its order of things is not known.
     """
@@ -111,23 +89,28 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
         few = int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS
         ranks = np.arange(timeline.world_size) if few else classes(timeline).ranks
     subsets = _of_roles(timeline, ranks)
-    needs = _needs(timeline)
+    needs = needs_of(timeline) if needs is None else needs
     root_of = _joined(timeline)
     members: dict[int, list[int]] = {}
-    for i in range(len(timeline.ops)):
-        members.setdefault(root_of[i], []).append(i)
+    for i, root in enumerate(root_of):
+        members.setdefault(root, []).append(i)
+    took, lost, whole = _durations(timeline, subsets)
+    sizes = {name: len(subset.ranks) for name, subset in subsets.items()}
+    size = of_each(timeline.ops, lambda op: sizes[op.role], np.int64)
+    nodes_of = GraphNodes(subsets, took)
+    chained: dict[int, list[int]] = {}
+    if apart is not None:
+        alone = np.bincount(root_of, minlength=len(root_of))[root_of] == 1
+        straight, needs = chains(needs, apart, nodes_of.sorts(alone & whole), timeline.op_steps, size)
+        chained = {ops[0]: ops for ops in straight}
+    for head, ops in chained.items():
+        for op in ops[1:]:
+            del members[op]
+            root_of[op] = head
     order, settled = _ordered(members, root_of, needs)
-    known_tables: dict[object, MeetingTable] = {}
-    nodes = [_node(subsets, tuple(members[key]), known_tables) for key in order]
-    seconds = {i: subsets[op.role].column(i, "ready") for i, op in each_kind(timeline.ops) if op.kind == "compute"}
-    lost: dict[int, Floats] = {}
-    for role, subset in subsets.items():
-        own_ops = [i for i, op in each_kind(timeline.ops) if op.role == role]
-        lost |= lost_beside(subset, {i: seconds[i] for i in own_ops if i in seconds}, own_ops)
-    for i, cost in lost.items():
-        seconds[i] = np.maximum(seconds[i] - cost, 0.0)
-    size: list[int] = of_each(timeline.ops, lambda op: len(subsets[op.role].ranks), np.int64).tolist()
-    return RunGraph(timeline, ranks, needs, nodes, settled, size, seconds, lost)
+    nodes = [nodes_of.chain(chained[key]) if key in chained else nodes_of.node(tuple(members[key])) for key in order]
+    seconds = {i: took[i] for i, op in each_kind(timeline.ops) if op.kind == "compute"}
+    return RunGraph(timeline, ranks, needs, nodes, settled, size.tolist(), seconds, lost)
 
 
 def _of_roles(timeline: Timeline, ranks: Ints) -> dict[str, RankSubset]:
@@ -137,15 +120,47 @@ def _of_roles(timeline: Timeline, ranks: Ints) -> dict[str, RankSubset]:
     return {name: RankSubset(timeline, ranks[did(timeline, number == k)[ranks]]) for k, name in enumerate(names)}
 
 
-def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
+def _durations(timeline: Timeline, subsets: Mapping[str, RankSubset]) -> tuple[list[Floats], dict[int, Floats], Bools]:
+    """Per op (size,) float [s], how long it took each rank of its role: a collective from its start, and a kernel, its
+    time in a server's queue included, without what hidden communication cost it; nan where it did not run. That cost,
+    of those that have one. And (n_ops,) bool, whether all of the role did it."""
+    ops = timeline.ops
+    role_of = of_each(ops, lambda op: list(subsets).index(op.role), np.int64)
+    computes = of_each(ops, lambda op: op.kind == "compute", np.bool_)
+    took: list[Floats] = [np.zeros(0)] * len(ops)
+    lost: dict[int, Floats] = {}
+    whole = np.zeros(len(ops), dtype=np.bool_)
+    for number, subset in enumerate(subsets.values()):
+        own = np.flatnonzero(role_of == number)
+        row_of = np.full(len(ops), -1)
+        row_of[own] = np.arange(len(own))
+        table = np.full((len(own), len(subset.ranks)), np.nan)
+        for sheet in timeline.sheets(subset.ranks, of_ops=row_of >= 0):
+            since = np.where(computes[sheet.op], sheet.ready, sheet.start)
+            table[row_of[sheet.op][:, None], subset.place[sheet.ranks]] = (sheet.end - since).T
+        costs = lost_beside(subset, dict.fromkeys(own[computes[own]].tolist(), _NO_TIME), own.tolist())
+        if costs:
+            paid = row_of[list(costs)]
+            table[paid] = np.maximum(table[paid] - np.stack(list(costs.values())), 0.0)
+            lost |= costs
+        whole[own] = ~np.isnan(table).any(axis=1)
+        for i, column in zip(own.tolist(), table, strict=True):
+            took[i] = column
+    return took, lost, whole
+
+
+def needs_of(timeline: Timeline) -> list[tuple[int, ...]]:
     """What each op waits for on its own rank: ``after``, and the op before it on its stream, unless that is a queue."""
-    last: dict[tuple[str, str], int] = {}
     served = queues(timeline)
-    needs = []
-    for i, op in enumerate(timeline.ops):
-        key = (op.role, op.stream)
+    infos = kinds(timeline.ops)
+    streams = [(op.role, op.stream) for op in infos]
+    after_others = [bool(op.after) for op in infos]
+    last: dict[tuple[str, str], int] = {}
+    needs: list[tuple[int, ...]] = []
+    for i, kind in enumerate(kind_of(timeline.ops).tolist()):
+        key = streams[kind]
         before = (last[key],) if key in last and key not in served else ()
-        needs.append(tuple(sorted({*op.after, *before})))
+        needs.append(tuple(sorted({*after_of(timeline.ops, i), *before})) if after_others[kind] else before)
         last[key] = i
     return needs
 
@@ -173,8 +188,9 @@ def _joined(timeline: Timeline) -> list[int]:
             i = parent[i]
         return i
 
-    for i, op in each_kind(timeline.ops):
-        for met_op in op.detail.get("meets", ()):
+    meeting = [op.detail.get("meets", ()) for op in kinds(timeline.ops)]
+    for i, kind in enumerate(kind_of(timeline.ops).tolist()):
+        for met_op in meeting[kind]:
             a = root(i)
             b = root(int(met_op))
             parent[max(a, b)] = min(a, b)
@@ -196,54 +212,6 @@ def _ordered(members: dict[int, list[int]], root_of: list[int], needs: list[tupl
     return order + left, not left and all(key not in needed for key, needed in before.items())
 
 
-def _node(subsets: dict[str, RankSubset], ops: tuple[int, ...], known_tables: dict[object, MeetingTable]) -> GraphNode:
-    """Ops that meet. Most ops of a step have the groups of others: ``known_tables`` are their meetings."""
-    all_ops = next(iter(subsets.values())).timeline.ops
-    infos = [all_ops[op] for op in ops]
-    if infos[0].kind == "compute":
-        return GraphNode(ops, computes=True)
-    columns = [subsets[info.role].column(op, "start") for op, info in zip(ops, infos, strict=True)]
-    groups = [info.detail.get("groups") for info in infos]
-    alike = (
-        (info.kind, info.role, id(group), np.isnan(c).tobytes())
-        for info, group, c in zip(infos, groups, columns, strict=True)
-    )
-    key = ops if any(group is None for group in groups) else tuple(alike)
-    if key not in known_tables:
-        known_tables[key] = _meetings([subsets[info.role] for info in infos], ops, columns)
-    table = known_tables[key]
-    return GraphNode(ops, table, np.concatenate(columns)[table.place[table.first]])
-
-
-def _meetings(subsets: list[RankSubset], ops: tuple[int, ...], columns: list[Floats]) -> MeetingTable:
-    """Told apart by their groups; without groups, by when they started. ``columns`` : nan where an op did not run."""
-    parts: list[tuple[Ints, Ints, Ints]] = []
-    numbers: dict[bytes, int] = {}
-    for slot, (op, seconds, subset) in enumerate(zip(ops, columns, subsets, strict=True)):
-        info = subset.timeline.ops[op]
-        groups = info.detail.get("groups")
-        if groups is None:
-            places, spans = subset.times(op)
-            starts, number = np.unique(spans.start, return_inverse=True)
-            meeting_numbers = [numbers.setdefault(b"%r" % s, len(numbers)) for s in starts.tolist()]
-            meeting_of = np.array(meeting_numbers, dtype=np.int64)[number]
-        else:
-            table = np.asarray(groups, dtype=np.int64)
-            side = {"send": slice(0, 1), "recv": slice(1, 2)}.get(info.kind, slice(None))
-            ids = np.array([numbers.setdefault(g.tobytes(), len(numbers)) for g in table], dtype=np.int64)
-            members = table[:, side]
-            places = subset.place[members.ravel()]
-            meeting_of = np.repeat(ids, members.shape[1])
-        ran = (places >= 0) & ~np.isnan(seconds[places])
-        parts.append((np.full(int(ran.sum()), slot, dtype=np.int64), places[ran], meeting_of[ran]))
-    slot_of, rank, meeting = (np.concatenate(c) for c in zip(*parts, strict=True))
-    order = np.argsort(meeting, kind="stable")
-    _, first, dense = np.unique(meeting[order], return_index=True, return_inverse=True)
-    before = np.cumsum([0, *(len(column) for column in columns)])
-    place = before[slot_of[order]] + rank[order]
-    return MeetingTable(slot_of[order], rank[order], place, dense, first, len(ops))
-
-
 def lost_beside(
     subset: RankSubset, seconds: dict[int, Floats], among: Iterable[int] | None = None
 ) -> dict[int, Floats]:
@@ -253,12 +221,13 @@ def lost_beside(
     time both were busy; a hop that another one's kernel makes costs nothing.
     """
     slowdown = subset.timeline.stats.get("overlap_slowdown", 0.0)
-    ops = subset.timeline.ops
     if not slowdown:
         return {}
-    main = [i for i in seconds if ops[i].stream == COMPUTE_STREAM]
-    candidates = range(len(ops)) if among is None else among
-    talks = [i for i in candidates if takes_sms(ops[i])]
+    ops = subset.timeline.ops
+    on_main = of_each(ops, lambda op: op.stream == COMPUTE_STREAM, np.bool_)
+    talking = of_each(ops, takes_sms, np.bool_)
+    main = [i for i in seconds if on_main[i]]
+    talks = [i for i in (range(len(ops)) if among is None else among) if talking[i]]
     began, over = _matrix(subset, main)
     started, ended = _matrix(subset, talks)
     lost = np.zeros_like(began)
@@ -281,9 +250,11 @@ def lost_beside(
 def _matrix(subset: RankSubset, ops: list[int]) -> tuple[Floats, Floats]:
     """(len(ops), r) float [s], start and end of each op on each rank; nan where it did not run."""
     start, end = (np.full((len(ops), len(subset.ranks)), np.nan) for _ in range(2))
-    for k, i in enumerate(ops):
-        places, spans = subset.times(i)
-        start[k, places], end[k, places] = spans.start, spans.end
+    row_of = np.full(len(subset.timeline.ops), -1)
+    row_of[ops] = np.arange(len(ops))
+    for sheet in subset.timeline.sheets(subset.ranks, of_ops=row_of >= 0):
+        cells = row_of[sheet.op][:, None], subset.place[sheet.ranks]
+        start[cells], end[cells] = sheet.start.T, sheet.end.T
     return start, end
 
 

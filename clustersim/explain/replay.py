@@ -15,7 +15,9 @@ from typing import TypeAlias
 import numpy as np
 
 from clustersim.core.arrays import Floats
-from clustersim.explain.graph import GraphNode, RunGraph
+from clustersim.explain.graph import RunGraph
+from clustersim.explain.graph_nodes import GraphNode
+from clustersim.explain.op_chains import ChainSeconds
 
 Seconds: TypeAlias = Callable[[int], Floats]
 """Of an op, by its index."""
@@ -48,14 +50,15 @@ def replayed(
     transfers: Seconds,
     by_rank: dict[int, Floats] | None = None,
     early: tuple[OtherNeeds, int] | None = None,
+    chained: Callable[[GraphNode], ChainSeconds] | None = None,
 ) -> Floats:
-    """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does.
+    """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does, and those inside of a chain.
 
     compute : of a compute op (..., ranks of its role) float [s], nan where it does not run. transfers : of a node, by
         its first op, (..., m) float [s] of its meetings. Axes before the last are replays that are played together.
     by_rank : of the ops in it, when each rank of the role ends them is put there, (..., ranks of its role) float [s],
         -inf for ranks that do not do them. early : what the last of the replays wait for instead, and how many replays
-        there are.
+        there are. chained : what a chain takes, of a graph that has some.
     """
     last: dict[int, Floats] = {}
     ends: dict[int, Floats] = {}
@@ -64,7 +67,11 @@ def replayed(
     for _ in range(1 if run.settled else MAX_PASSES):
         changed = False
         for number, node in enumerate(run.nodes):
-            for op, end in _played(node, ends, run, compute, transfers, early):
+            if node.talks is not None and chained is not None:
+                played = _through(node, chained(node), _begin_of(node.ops[0], ends, run, early))
+            else:
+                played = _played(node, ends, run, compute, transfers, early)
+            for op, end in played:
                 changed = changed or op not in ends or not np.array_equal(ends[op], end)
                 ends[op] = end
                 did = did_it.get(op)  # a mask takes five times as long: most ops need none
@@ -77,16 +84,17 @@ def replayed(
                 del ends[op]
         if not changed:
             break
-    end_times: Floats = np.stack(np.broadcast_arrays(*(last[i] for i in range(len(last)))), axis=-1)
+    inside = np.array(-np.inf)
+    end_times: Floats = np.stack(np.broadcast_arrays(*(last.get(i, inside) for i in range(len(run.needs)))), axis=-1)
     return end_times
 
 
 def _over(run: RunGraph, early: tuple[OtherNeeds, int] | None) -> dict[int, list[int]]:
     """Place of a node -> ops that nothing after it waits for: of long runs not every end can be kept."""
-    last = {op: number for number, node in enumerate(run.nodes) for op in node.ops}
+    last = {op: number for number, node in enumerate(run.nodes) for op in node.awaited}
     others = early[0].of if early is not None else {}
     for number, node in enumerate(run.nodes):
-        for op in node.ops:
+        for op in node.waiting:
             last.update((need, max(number, last[need])) for need in (*run.needs[op], *others.get(op, ())))
     over: dict[int, list[int]] = {}
     for op, number in last.items():
@@ -103,6 +111,26 @@ def _begin(ends: dict[int, Floats], needs: tuple[int, ...], size: int) -> Floats
     return np.zeros(size) if begin is None else begin
 
 
+def _begin_of(op: int, ends: dict[int, Floats], run: RunGraph, early: tuple[OtherNeeds, int] | None) -> Floats:
+    """When everything that an op waits for in each replay has ended [s]."""
+    begin = _begin(ends, run.needs[op], run.size[op])
+    if early is not None and op in early[0].of:
+        return early[0].put(begin, _begin(ends, early[0].of[op], run.size[op]), early[1])
+    return begin
+
+
+def _through(node: GraphNode, took: ChainSeconds, begin: Floats) -> Iterator[tuple[int, Floats]]:
+    """The last op of a chain, and (..., size) when it ends on each rank of its role."""
+    come = begin + took.before
+    if not len(node.seconds):
+        yield node.ops[-1], come
+        return
+    over = np.maximum.reduceat(come[..., node.met.place], node.met.first, axis=-1) + took.inside
+    ended = np.empty_like(come)
+    ended[..., node.met.rank] = over[..., node.met.meeting]
+    yield node.ops[-1], ended + took.behind
+
+
 def _played(
     node: GraphNode,
     ends: dict[int, Floats],
@@ -112,12 +140,7 @@ def _played(
     early: tuple[OtherNeeds, int] | None,
 ) -> Iterator[tuple[int, Floats]]:
     """Each op of a node, and (..., size) when it ends on each rank of its role."""
-    ready = []
-    for op in node.ops:
-        begin = _begin(ends, run.needs[op], run.size[op])
-        if early is not None and op in early[0].of:
-            begin = early[0].put(begin, _begin(ends, early[0].of[op], run.size[op]), early[1])
-        ready.append(begin)
+    ready = [_begin_of(op, ends, run, early) for op in node.ops]
     if not len(node.seconds):
         for op, begin in zip(node.ops, ready, strict=True):
             yield op, begin + np.fmax(compute(op), 0.0) if node.computes else begin  # of nan, where it does not run, 0

@@ -27,23 +27,25 @@ until it is at the peak.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
-from functools import cache, partial
+from collections.abc import Collection
 
 import numpy as np
 
-from clustersim.core.arrays import Bools, Columns, Floats, Ints
-from clustersim.core.op_infos import each_kind, kind_of, kinds
+from clustersim.core.arrays import Columns, Floats, Ints
+from clustersim.core.op_infos import each_kind, kind_of, kinds, of_each
 from clustersim.core.program import GPU_BOUNDS
-from clustersim.core.timeline import LinkUse, OpInfo, Timeline
+from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.dimensions import dimension
-from clustersim.explain.graph import GraphNode, RunGraph, graph, queues
+from clustersim.explain.graph import RunGraph, graph, needs_of, queues
+from clustersim.explain.graph_nodes import GraphNode
 from clustersim.explain.knobs import COPY, KNOB_NAMED, KNOBS, WIDER
 from clustersim.explain.late_start import GRADIENTS, reduces
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.occupancy import stays_on_device
+from clustersim.explain.op_chains import ChainSeconds, chain_seconds
 from clustersim.explain.pieces import only_serves
 from clustersim.explain.replay import OtherNeeds, replayed
+from clustersim.explain.transfer_rates import TransferRates
 
 BUCKETS = "bucket size"
 """The knob with which gradients travel as soon as the first are made: what ops wait for is another."""
@@ -59,6 +61,8 @@ REORDERS = frozenset({BUCKETS, "PCIe"})
 """Knobs with which a server, which works in order of arrival, may have its work in another order."""
 NOTHING = 0.005
 """Shares of a step below this are called nothing."""
+ROUNDED = 12
+"""Digits of a share behind which there is nothing but rounding."""
 PER_SAMPLE = "of the time per sample"
 """What the sentence of a knob says whose saving is not of a step."""
 PRESENT_RATES = "kernels at the rates they have"
@@ -81,20 +85,23 @@ def whatif(
 
     Raises :class:`TraceError` for a measured timeline.
     """
-    run = graph(timeline)
+    needs = needs_of(timeline)
+    early = _early(timeline, needs) if BUCKETS in knobs else {}
+    run = graph(timeline, needs=needs, apart=None if timeline.own_paces else early)
     window = steady_window(timeline)
     now = window.step_time
-    rates = _TransferRates(timeline)
+    rates = TransferRates(timeline)
     link_kinds = link_kinds_of(timeline)
     rows = []
     in_turn = [knob for knob in knobs if knob != BUCKETS] + [knob for knob in knobs if knob == BUCKETS]
-    steps = _steps(run, _KnobReplay(run, rates, in_turn, factor, peak_flops), window.steps) if knobs else []
+    turned = _KnobReplay(run, rates, in_turn, factor, peak_flops)
+    steps = _steps(turned, early, window.steps) if knobs else []
     for knob, step in zip(in_turn, steps, strict=True):
         least = max(step, _serving(run, window.steps)) if knob in REORDERS else step
         per = factor if knob == "batch" else 1.0
         saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
         rows.append((knob, factor, saving, least, _text(knob, factor, saving, link_kinds)))
-    rows.sort(key=lambda row: (-row[2], knobs.index(row[0])))
+    rows.sort(key=lambda row: (-round(row[2], ROUNDED), knobs.index(row[0])))
     names = ("knob", "factor", "saving", "step_time_s", "text")
     return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
 
@@ -133,14 +140,14 @@ def _text(knob: str, factor: float, saving: float, link_kinds: Collection[str]) 
     return f"{change} would save {saved}"
 
 
-def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
-    """Per knob the seconds per step of the steady state, by :func:`summary`'s definition."""
-    early = (
-        (OtherNeeds(_early(run), turned.knobs.index(BUCKETS)), len(turned.knobs)) if BUCKETS in turned.knobs else None
-    )
+def _steps(turned: _KnobReplay, needs: dict[int, tuple[int, ...]], steps: Ints) -> list[float]:
+    """Per knob the seconds per step of the steady state, by :func:`summary`'s definition; ``needs`` : others, with
+    ``bucket size``."""
+    run = turned.run
+    early = (OtherNeeds(needs, turned.knobs.index(BUCKETS)), len(turned.knobs)) if BUCKETS in turned.knobs else None
     if run.timeline.own_paces:
         return _at_own_paces(run, turned, steps, early)
-    ends = replayed(run, turned.compute, turned.transfers.__getitem__, early=early)
+    ends = replayed(run, turned.compute, turned.transfers.__getitem__, early=early, chained=turned.chain)
     ends = np.broadcast_to(ends, (len(turned.knobs), ends.shape[-1]))
     of_op = run.timeline.op_steps
     begin = ends[:, of_op < steps.min()].max(axis=1, initial=-np.inf)
@@ -169,21 +176,26 @@ class _KnobReplay:
     """Durations under several knobs (k of them), each turned by itself: all are replayed together."""
 
     def __init__(
-        self, run: RunGraph, rates: _TransferRates, knobs: list[str], factor: float, peak: float | None
+        self, run: RunGraph, rates: TransferRates, knobs: list[str], factor: float, peak: float | None
     ) -> None:
         self.run = run
         self.rates = rates
         self.knobs = knobs
         self.factor = factor
         self.peak = peak
-        self._limits: dict[object, tuple[Floats, Floats]] = {}
-        self._infos = kinds(run.timeline.ops)
-        self._kind_of = kind_of(run.timeline.ops).tolist()
-        self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
-        self._faster = {  # (k, 1) how many times as fast an op could be
-            bound: np.array([[factor if bound in KNOB_NAMED[knob].helps else 1.0] for knob in knobs])
-            for bound in {_limit_of(op) for op in kinds(run.timeline.ops)}
+        ops = run.timeline.ops
+        self._limits: dict[object, int] = {}
+        self._least: list[Floats] = []
+        self._infos = kinds(ops)
+        self._kind_of = kind_of(ops)
+        self._limit_of_op = self._limits_of_ops()
+        self.transfers = {
+            node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds) and node.talks is None
         }
+        self._faster = np.array(  # (kinds, k) how many times as fast an op could be
+            [[factor if _limit_of(op) in KNOB_NAMED[knob].helps else 1.0 for knob in knobs] for op in self._infos]
+        )
+        self._of_samples = np.array([self._of_more_samples(op) for op in self._infos]).reshape(-1, 2)
         served = _served(run) if REORDERS & set(knobs) else set[int]()
         self._served = served
         self._in_order = np.array([[0.0 if knob in REORDERS else 1.0] for knob in knobs])
@@ -192,50 +204,91 @@ class _KnobReplay:
         unhides = np.array([[KNOB_NAMED[knob].unhides] for knob in knobs])
         for node in run.nodes if run.lost else ():
             if len(node.seconds):
-                unhides |= (self.transfers[node.ops[0]] < node.seconds).any(axis=1, keepdims=True)
+                shortest = self.transfers.get(node.ops[0])
+                shortest = self._in_chain(node).swapaxes(0, 1) if shortest is None else shortest
+                unhides |= (shortest < node.seconds).reshape(len(knobs), -1).any(axis=1, keepdims=True)
         self._kept = np.where(unhides, 0.0, 1.0)
 
     def compute(self, op: int) -> Floats:
         """(k, r) float [s] of a compute op; nan where it does not run."""
-        info = self._infos[self._kind_of[op]]
-        seconds = self.run.seconds[op]
-        column: Floats = seconds / self._faster[_limit_of(info)]
-        if "batch" in self.knobs:
-            column[self.knobs.index("batch")] = self._of_more_samples(info, seconds)
-        lost = self.run.lost.get(op)
-        column = column if lost is None else column + lost * self._kept
+        column: Floats = self._computes([op], self.run.size[op])[0]
         # In other pieces or another order, a server's work may be done while more of it comes: _serving has its sum.
         return column * self._in_order if op in self._served else column
 
-    def _of_more_samples(self, info: OpInfo, seconds: Floats) -> Floats:
-        """(r,) float [s] of a compute op with ``factor`` times the samples."""
+    def chain(self, node: GraphNode) -> ChainSeconds:
+        """What a chain takes."""
+        talks = node.talks if node.talks is not None else np.zeros(len(node.ops), dtype=np.bool_)
+        kernels = [op for op, talk in zip(node.ops, talks.tolist(), strict=True) if not talk]
+        computes = self._computes(kernels, self.run.size[node.ops[0]])
+        return chain_seconds(computes, self._in_chain(node), talks, (node.met.place, node.met.first))
+
+    def _computes(self, ops: list[int], size: int) -> Floats:
+        """(n, k, r) float [s] of compute ops of one role, of ``size`` ranks; nan where one does not run."""
+        seconds = np.array([self.run.seconds[op] for op in ops]).reshape(-1, size)
+        kind = self._kind_of[ops]
+        columns: Floats = seconds[:, None] / self._faster[kind][:, :, None]
+        if "batch" in self.knobs:
+            times, least = self._of_samples[kind].T[:, :, None]
+            columns[:, self.knobs.index("batch")] = np.maximum(seconds * times, least)
+        if self.run.lost:
+            lost = np.array([self.run.lost.get(op, np.zeros(size)) for op in ops]).reshape(-1, size)
+            columns += lost[:, None] * self._kept
+        return columns
+
+    def _of_more_samples(self, info: OpInfo) -> tuple[float, float]:
+        """How many times as long an op takes with ``factor`` times the samples, and how long at least [s]."""
         if info.bound == "launch":
-            least = self.factor * info.flops / self.peak if self.peak else 0.0
-            return np.maximum(seconds, least)
+            return 1.0, self.factor * info.flops / self.peak if self.peak else 0.0
         if info.phase not in _OF_SAMPLES or info.bound not in GPU_BOUNDS:
-            return seconds
+            return 1.0, 0.0
         usual = 0.0 if info.mix is None else info.mix.seconds
         if info.mix is None or usual <= 0:
-            return seconds * self.factor
+            return self.factor, 0.0
         launching = info.mix.launch / usual
         growing = 1.0 - launching - info.mix.unfilled / usual
-        return seconds * (launching + growing * self.factor)
+        return launching + growing * self.factor, 0.0
 
     def _shortest(self, node: GraphNode) -> Floats:
         """(k, m) the shortest each meeting of a node could take [s]. Many nodes are alike but for their times."""
-        ops = self.run.timeline.ops
-        op = next((ops[i] for i in node.ops if "latency" in ops[i].detail), None)
-        settings = () if op is None else (op.nbytes, *(op.detail.get(name) for name in _SAID))
-        loads = tuple(sorted({load for i in node.ops for load in self.rates.loads.get(i, ())}))
-        first = ops[node.ops[0]]
-        key = first.kind, op and op.kind, dimension(first), settings, loads
-        if key not in self._limits:
-            pairs = [self._limit(first, op, loads, knob) for knob in self.knobs]
-            share, most = np.array(pairs).T[:, :, None]
-            self._limits[key] = share, most
-        share, most = self._limits[key]
-        shortest: Floats = np.minimum(node.seconds * share, most)
+        op = next((i for i in node.ops if "latency" in self._infos[self._kind_of[i]].detail), None)
+        loads = tuple(sorted({load for i in node.ops for load in self.rates.loads_of(i)}))
+        share, most = self._least[self._limit_number(node.ops[0], op, loads)]
+        shortest: Floats = np.minimum(node.seconds * share[:, None], most[:, None])
         return shortest
+
+    def _in_chain(self, node: GraphNode) -> Floats:
+        """(t, k, m) the shortest each meeting of a chain's collectives could take [s]."""
+        numbers = self._limit_of_op[np.array(node.ops)[node.talks]]
+        least = np.array([self._least[number] for number in numbers.tolist()])
+        share, most = least.reshape(-1, 2, len(self.knobs), 1).swapaxes(0, 1)
+        shortest: Floats = np.minimum(node.seconds[:, None] * share, most)
+        return shortest
+
+    def _limits_of_ops(self) -> Ints:
+        """(n_ops,) int, which of ``_least`` each collective of a chain has."""
+        limits = np.full(len(self._kind_of), -1)
+        talks = [np.array(node.ops)[node.talks] for node in self.run.nodes if node.talks is not None]
+        ops = np.concatenate([np.zeros(0, dtype=np.int64), *talks])
+        named = np.stack([self._kind_of[ops], self.rates.set_of(ops)])
+        span = int(named[1].max(initial=-1)) + 2
+        _, first, alike = np.unique(named[0] * span + named[1], return_index=True, return_inverse=True)
+        numbers = []
+        for op in ops[first].tolist():
+            latent = op if "latency" in self._infos[self._kind_of[op]].detail else None
+            numbers.append(self._limit_number(op, latent, self.rates.loads_of(op)))
+        limits[ops] = np.array(numbers, dtype=np.int64)[alike]
+        return limits
+
+    def _limit_number(self, first: int, op: int | None, loads: tuple[int, ...]) -> int:
+        """Which of ``_least`` a node has whose first op is ``first``, and one that says its latency ``op``."""
+        first_info = self._infos[self._kind_of[first]]
+        info = None if op is None else self._infos[self._kind_of[op]]
+        settings = () if info is None else (info.nbytes, *(info.detail.get(name) for name in _SAID))
+        key = first_info.kind, info and info.kind, dimension(first_info), settings, loads
+        if key not in self._limits:
+            self._limits[key] = len(self._least)
+            self._least.append(np.array([self._limit(first_info, info, loads, knob) for knob in self.knobs]).T)
+        return self._limits[key]
 
     def _limit(self, first: OpInfo, op: OpInfo | None, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
         """What a transfer's time shrinks to at least: a share of it, and no more than so much [s]."""
@@ -296,73 +349,36 @@ def _serving(run: RunGraph, steps: Ints) -> float:
     return max(busy.values(), default=0.0) / len(steps)
 
 
-class _TransferRates:
-    """What links allow each op's transfers: of several groups, the most favourable."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        use = self.use = timeline.links
-        self.loads: dict[int, set[int]] = {}
-        if use is not None:
-            pairs = np.unique(np.stack([use.transfer_op, use.transfer_load]), axis=1)
-            for op, load in pairs.T.tolist():
-                self.loads.setdefault(op, set()).add(load)
-            # Of functions: a cache of a method would hold this object, and the run with it.
-            self._allowed = cache(partial(_allowed, use, cache(partial(_wider, use))))
-
-    def of(self, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
-        """Payload [bytes/s] that the links a knob widens allow, and all others; inf where there are none."""
-        if self.use is None or not loads:
-            return np.inf, np.inf
-        allowed = [self._allowed(load, knob if knob in WIDER else "") for load in loads]
-        return max(wide for wide, _ in allowed), max(narrow for _, narrow in allowed)
-
-
-def _allowed(use: LinkUse, widened: Callable[[str], Bools], load: int, knob: str) -> tuple[float, float]:
-    """Payload [bytes/s] that the links of a load allow: those a knob widens, and the others."""
-    if not len(use.link_kinds):
-        return np.inf, np.inf
-    links, weights = use.loads[load]
-    allowed = use.link_bandwidth[links] / weights
-    chosen = widened(knob)[links] if knob else np.zeros(len(links), dtype=np.bool_)
-    return float(allowed[chosen].min(initial=np.inf)), float(allowed[~chosen].min(initial=np.inf))
-
-
-def _wider(use: LinkUse, knob: str) -> Bools:
-    """(links,) bool: those a knob widens, of the links that anything crosses."""
-    mask = np.zeros(len(use.link_bandwidth), dtype=np.bool_)
-    crossed = np.unique(np.concatenate([links for links, _ in use.loads]))
-    links = [i for i in crossed.tolist() if use.link_kinds[i] in KNOB_NAMED[knob].link_kinds]
-    mask[links] = [WIDER[knob](use.link_kinds[i], use.link_names[i]) for i in links]
-    return mask
-
-
 def _limit_of(op: OpInfo) -> str:
     """What an op's pace is bound by: of a copy between host and GPU their links, which no faster GPU widens."""
     return COPY if op.phase == "memcpy" and not stays_on_device(op) else op.bound
 
 
-def _early(run: RunGraph) -> dict[int, tuple[int, ...]]:
+def _early(timeline: Timeline, usual: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
     """Needs, of the ops for which they are others: a step's gradients may travel as soon as its first backward op is
     over; what updates with them still waits for its last, on whatever stream: an optimizer on the host would else begin
     before backward ends."""
-    ops = run.timeline.ops
+    ops = timeline.ops
     first: dict[tuple[str, int], int] = {}
     last: dict[tuple[str, int], int] = {}
     for i, op in each_kind(ops):
         if op.phase == "backward":
             first.setdefault((op.role, op.step), i)
             last[op.role, op.step] = i
-    backward = {i for i, op in each_kind(ops) if op.phase in {"backward", "gradient"}}
+    backward = of_each(ops, lambda op: op.phase in {"backward", "gradient"}, np.bool_)
+    awaits = of_each(ops, lambda op: op.kind in _REDUCES and dimension(op) in GRADIENTS, np.bool_)
+    updates = of_each(ops, lambda op: op.phase == "optimizer", np.bool_)
+    infos = kinds(ops)
+    kind = kind_of(ops)
     needs = {}
-    for i, op in each_kind(ops):
+    for i in np.flatnonzero(awaits | updates).tolist():
+        op = infos[kind[i]]
         start = first.get((op.role, op.step), i)
-        awaited = (
-            [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES and dimension(op) in GRADIENTS else []
-        )
-        freed = {n for n in run.needs[i] if n not in awaited} | ({start} if awaited and start < i else set())
-        if op.phase == "optimizer" and last.get((op.role, op.step), i) < i:
+        awaited = [n for n in usual[i] if backward[n]] if awaits[i] else []
+        freed = {n for n in usual[i] if n not in awaited} | ({start} if awaited and start < i else set())
+        if updates[i] and last.get((op.role, op.step), i) < i:
             freed.add(last[op.role, op.step])
         own = tuple(sorted(freed))
-        if own != run.needs[i]:
+        if own != usual[i]:
             needs[i] = own
     return needs
