@@ -67,11 +67,15 @@ def new_figure(height: float, width: float | None = None) -> Figure:
 def _shown_by_notebooks() -> type[Figure]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import PlaceHolderLayoutEngine
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatterMathtext, NullFormatter
 
     class Picture(Figure):
         """Texts of a picture come from files: matplotlib must not read ``$`` in them as mathematics."""
+
+        _laid_out = False
+        """Whether its texts were told so when the layout was made, which saving does just before it draws."""
 
         def draw(self, renderer: Any) -> None:
             """Draw with texts as they stand; for a renderer that draws nothing only the layout is made."""
@@ -80,9 +84,11 @@ def _shown_by_notebooks() -> type[Figure]:
                     axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
                     axis.set_minor_formatter(NullFormatter())
             with rc_context({"text.parse_math": False}):  # for labels of ticks, which are made while it is drawn
-                for text in self.findobj(Text):
-                    text.set_parse_math(False)
                 engine = self.get_layout_engine()
+                if not (self._laid_out and isinstance(engine, PlaceHolderLayoutEngine)):
+                    for text in self.findobj(Text):
+                        text.set_parse_math(False)
+                self._laid_out = engine is not None and not _draws(renderer)
                 if engine is None or _draws(renderer):
                     super().draw(renderer)
                 elif self.axes:
@@ -317,9 +323,10 @@ def _save_png(figure: Figure, path: Any, dpi: int) -> None:
 def _alike(drawn: Pixels, few: Pixels) -> bool:
     """Whether each colour of an area is the one that was drawn, but for a difference that nobody sees; edges of letters
     may differ. Of many colours the rare ones go first, and those are what a legend has."""
-    packed = drawn.astype(np.uint32) @ np.array([65536, 256, 1], dtype=np.uint32)
-    changed = np.abs(drawn.astype(np.int16) - few.astype(np.int16)).max(axis=2) > SEEN
-    colours, counts = np.unique(packed[changed], return_counts=True)
+    further = (np.maximum(drawn, few) - np.minimum(drawn, few)) > SEEN
+    changed = drawn[further[..., 0] | further[..., 1] | further[..., 2]]
+    packed = changed.astype(np.uint32) @ np.array([65536, 256, 1], dtype=np.uint32)
+    colours, counts = np.unique(packed, return_counts=True)
     return not len(colours) or int(counts.max()) < AREA
 
 
