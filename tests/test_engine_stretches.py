@@ -25,6 +25,18 @@ from clustersim.engine.stretches import Shortened, Stretch, StretchTemplate
 
 SPLIT = "tp8_pp4_llama3_70b_32x8_h100"
 SMALL = {"cluster.nodes": 4, "parallel.tp": 4, "parallel.pp": 2, "parallel.global_batch_size": 16, "run.steps": 2}
+HOST_BOUND = {
+    "cluster.topology": "alps-gh200",
+    "cluster.gpus_per_node": 4,
+    "cluster.nodes": 2,
+    "model.name": "llama3-8b",
+    "model.seq_len": 2048,
+    "parallel.tp": 2,
+    "parallel.pp": 2,
+    "parallel.vpp": 1,
+    "parallel.global_batch_size": 16,
+    "run.steps": 2,
+}
 SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "1F1B, each rank at its pace": (SPLIT, {**SMALL, "parallel.vpp": 1, "run.jitter": 0.02}),
     "1F1B, all alike": (SPLIT, {**SMALL, "parallel.vpp": 1, "run.jitter": 0.0}),
@@ -38,6 +50,13 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "shards of the optimizer": ("zero2_llama3_8b_2x8_a100", {"run.jitter": 0.02}),
     "buckets one after another": ("why_tiny_buckets", {}),
     "experts": ("ep8_mixtral_8x7b_8x8_h100", {"cluster.nodes": 4}),
+    "the host binds": (SPLIT, {**HOST_BOUND, "run.jitter": 0.02}),
+    "the host binds, all alike": (SPLIT, {**HOST_BOUND, "parallel.pp": 1, "run.jitter": 0.0}),
+    "the host binds, interleaved": (SPLIT, {**HOST_BOUND, "parallel.vpp": 2}),
+    "a straggler whose host binds": (
+        SPLIT,
+        {**HOST_BOUND, "incident": [{"kind": "slow_gpu", "rank": 5, "slowdown": 1.5}]},
+    ),
     "tensor groups over two nodes": (SPLIT, {**SMALL, "parallel.vpp": 1, "parallel.tp": 16}),
 }
 
@@ -201,6 +220,69 @@ def test_many_of_the_random_stages_have_stretches() -> None:
     assert sum(n > 0 for n in found) > 50
 
 
+def called(rng: Random) -> Program:
+    """Stages of tensor groups whose hosts call each kernel, or some: passes of kernels and collectives, some of which
+    are beside kernels, with the host's calls ahead of them. A pass begins when the one before is over."""
+    width, n_groups, stages = rng.choice([2, 3]), rng.randint(1, 3), rng.randint(1, 2)
+    ranks = [list(range(s * width * n_groups, (s + 1) * width * n_groups)) for s in range(stages)]
+    kinds = [(rng.random(), rng.choice([0.5, 1.0, 2.0]), rng.choice([5.0, 10.0])) for _ in range(rng.randint(5, 16))]
+    batches = rng.randint(2, 5)
+    roles = []
+    for s, mine in enumerate(ranks):
+        groups = np.array(mine).reshape(n_groups, width)
+        uneven = rng.random() < 0.6
+        durations = [np.array([base * rng.uniform(1, 1.2) for _ in mine]) if uneven else base for _, base, _ in kinds]
+        ops: list[Any] = [Compute("input", 0.25)]
+        for m in range(batches):
+            over = [i for i, op in enumerate(ops) if op.stream == "compute"][-1:]
+            if s:
+                ops.append(Recv("recv", 20.0, np.array(ranks[s - 1]), "in", (), f"m{m}"))
+                over.append(len(ops) - 1)
+            ops.append(Compute("call", rng.choice([0.1, 3.0]), "host", tuple(over), paced=False))
+            ops.append(Compute("k", 0.5, after=(len(ops) - 1, *over)))
+            for (kind, base, nbytes), duration in zip(kinds, durations, strict=True):
+                last = {op.stream: i for i, op in enumerate(ops)}
+                if kind < 0.3:
+                    ops.append(Compute("call", base * 1.1, "host", paced=False))
+                    ops.append(Compute("k", duration, after=(len(ops) - 1, last.get("tp", last["compute"]))))
+                elif kind < 0.6:
+                    needs = (last.get("tp", last["compute"]),) if kind < 0.5 else ()
+                    ops.append(Compute("k", duration, after=needs))
+                else:
+                    ops.append(
+                        Collective("tp", "all_reduce", nbytes, groups, "tp", (last["compute"],), communicator="tp")
+                    )
+            last = {op.stream: i for i, op in enumerate(ops)}
+            ops.append(Compute("last", 0.5, after=tuple(sorted({last["host"], last.get("tp", 0)}))))
+            if rng.random() < 0.2:
+                place = rng.randrange(last["host"], len(ops))
+                ops.append(Collective("dp", "all_reduce", 40.0, groups.T.copy(), "dp", (place,), communicator="dp"))
+            if s < stages - 1:
+                k = max(i for i, op in enumerate(ops) if op.stream == "compute")
+                ops.append(Send("send", 20.0, np.array(ranks[s + 1]), "out", (k,), f"m{m}"))
+        pace = np.array([[rng.uniform(1, 1.1) for _ in mine]]) if uneven else None
+        roles.append(Role(f"stage{s}", np.array(mine), tuple(ops), pace))
+    return Program(sum(map(len, ranks)), tuple(roles), rng.choice([0.0, 0.3]))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_stages_that_hosts_call_are_as_the_oracle_plays_them(seed: int) -> None:
+    rng = Random(seed)
+    program = called(rng)
+    topology = toy.star(program.world_size)
+    planner = planner_of(rng, program.world_size)
+    case = random_programs.Case("calls", program, topology, toy.mesh(topology), planner, {"planner": planner})
+    result = equality.compare(case)
+    assert not result.failed
+    assert not result.wrong
+
+
+def test_many_of_the_stages_that_hosts_call_have_stretches_that_ranks_begin_one_by_one() -> None:
+    shorts = [Shortened(called(Random(seed)), set()) for seed in range(120)]
+    apart = [sum(one.template is not None and one.template.apart for one in stretches(short)) for short in shorts]
+    assert sum(n > 1 for n in apart) > 40
+
+
 def line(extra: tuple[Any, ...] = (), slowdown: float = 0.0) -> Program:
     """Collectives and kernels in turn on two ranks, and what else."""
     group = [0, 1]
@@ -213,19 +295,19 @@ def line(extra: tuple[Any, ...] = (), slowdown: float = 0.0) -> Program:
 
 def test_collectives_in_turn_with_kernels_are_one_op() -> None:
     (one,) = stretches(Shortened(line(), set()))
-    assert [op.name for op in one.inner] == ["c0", "k0", "c1", "k1", "c2", "k2", "c3"]
+    assert [op.name for op in one.inner] == ["c0", "k0", "c1", "k1", "c2", "k2", "c3", "k3"]
 
 
 def test_what_another_waits_for_ends_a_stretch() -> None:
     other = toy.all_reduce("dp", 20.0, [0, 1], stream="dp", after=(4,))  # k1
     names = [[op.name for op in one.inner] for one in stretches(Shortened(line((other,)), set()))]
-    assert names == [["c0", "k0", "c1"], ["c2", "k2", "c3"]]
+    assert names == [["c0", "k0", "c1", "k1"], ["c2", "k2", "c3", "k3"]]
 
 
 def test_what_may_be_billed_is_played_by_itself() -> None:
     other = toy.all_reduce("dp", 20.0, [0, 1], stream="dp", after=(4,))
     short = Shortened(line((other,), slowdown=0.5), set())
-    assert [[op.name for op in one.inner] for one in stretches(short)] == [["c0", "k0", "c1"]]
+    assert [[op.name for op in one.inner] for one in stretches(short)] == [["c0", "k0", "c1", "k1"]]
     whole = Shortened(line((other,), slowdown=0.5), set(), op_by_op=True)
     assert not stretches(whole)
 

@@ -394,7 +394,7 @@ def _asks(plans: GroupPlans, slots: Slots) -> Entries:
     """What each meeting asks of which slots; of a stretch the most that any of its collectives does."""
     if not isinstance(plans, StretchPlans):
         return _entries(plans, *slots.entries(plans.load))
-    distinct = {id(each): each for each in plans.inside.plans} if plans.inside else {}
+    distinct = {id(each): each for each in plans.collectives}
     parts = [_asks(each, slots) for each in distinct.values()]
     which, slot, demands = (np.concatenate(column) for column in zip(*parts, strict=True))
     return _most(which, slot, demands)

@@ -7,23 +7,39 @@ it hangs on what is before it; in its other places the same is found, so many pl
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Ints
-from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Role
-from clustersim.core.repeated import PassRepeat, RepeatedOps, written
+from clustersim.core.program import COMPUTE_STREAM, HOST_STREAM, Collective, Compute, Op, Role
+from clustersim.core.repeated import PassRepeat, RepeatedOps, distinct, written
 
 LEAST = 2
 """Collectives of a stretch at least."""
 
+_LOOKED_BACK = 8
+"""Intervals behind a line that are looked at."""
+
+
+Intervals: TypeAlias = tuple[tuple[int, int], ...]
+"""First and last places."""
+
+
+def _among(place: int, intervals: Intervals) -> bool:
+    return any(first <= place <= last for first, last in intervals)
+
 
 class OpsInLine(msgspec.Struct, eq=False, gc=False):
     """Ops one after another in a role's list, from ``begin`` to ``end``, that wait for one another, or for what the
-    first waits for. ``groups``, ``stream`` : of its collectives; 0 for none yet. ``gates`` : places of collectives that
-    wait for all before and that all after wait for. ``cuts`` : what others wait for without waiting for the last
-    gate."""
+    first waits for.
+
+    ``groups``, ``stream`` : of its ``collectives``, by place; 0 for none yet. ``gates`` : places of ops that wait for
+    all before and that all after wait for. ``cuts`` : what others wait for without waiting for the last gate.
+    ``behind`` : first and last places of ops that are over where all that the first op waits for is. ``calls`` :
+    whether the host's calls are among the ops: these pass by most collectives.
+    """
 
     begin: int
     needs: tuple[int, ...]
@@ -31,7 +47,10 @@ class OpsInLine(msgspec.Struct, eq=False, gc=False):
     groups: int = 0
     stream: str = ""
     step: int = -1
+    behind: Intervals = ()
+    calls: bool = False
     gates: list[int] = msgspec.field(default_factory=list)
+    collectives: list[int] = msgspec.field(default_factory=list)
     ends: set[int] = msgspec.field(default_factory=set)  # what nothing in the run waits for so far
     cuts: set[int] = msgspec.field(default_factory=set)
 
@@ -44,8 +63,11 @@ class OpsInLine(msgspec.Struct, eq=False, gc=False):
         self.ends.difference_update(needs)
         if groups:
             self.groups, self.stream = groups, op.stream
-            if not self.ends:
-                self.gates.append(i)
+            self.collectives.append(i)
+        elif op.stream == HOST_STREAM:
+            self.calls = True
+        if not self.ends:
+            self.gates.append(i)
         self.ends.add(i)
 
     def goes_on(self, op: Op, groups: int, needs: tuple[int, ...]) -> bool:
@@ -60,13 +82,19 @@ class OpsInLine(msgspec.Struct, eq=False, gc=False):
         for need in needs:
             if need >= begin:
                 within = True
-            elif need not in needed:
+            elif need not in needed and not _among(need, self.behind):
                 return False
-        return within
+        return within or (bool(self.behind) and all(need in needs for need in needed))
+
+    def uncovered(self, needs: tuple[int, ...]) -> tuple[int, ...]:
+        """What an op of the line needs without waiting, by its line, for all that comes behind that."""
+        return tuple([need for need in needs if not _among(need, self.behind)])
 
     def moved(self, shift: int, needs: tuple[int, ...]) -> OpsInLine:
         """The same so many places on."""
-        gates, ends, cuts = ([i + shift for i in places] for places in (self.gates, self.ends, self.cuts))
+        gates, met, ends, cuts = (
+            [i + shift for i in places] for places in (self.gates, self.collectives, self.ends, self.cuts)
+        )
         return OpsInLine(
             self.begin + shift,
             needs,
@@ -74,17 +102,23 @@ class OpsInLine(msgspec.Struct, eq=False, gc=False):
             self.groups,
             self.stream,
             self.step,
+            (),
+            self.calls,
             gates,
+            met,
             set(ends),
             set(cuts),
         )
 
 
 class _FoundInPass(msgspec.Struct, frozen=True, gc=False):
-    """What was found in a pass, at place ``begin``: lines that end in it, and the one that may go on behind it."""
+    """What was found in a pass, at place ``begin``: ops of lines that wait for what is outside, by their places from
+    there on; lines that end in it, the last of them, which may be too short, and the one that may go on behind it."""
 
     begin: int
+    of_lines: frozenset[int]
     lines: tuple[OpsInLine, ...]
+    last: OpsInLine | None
     open: OpsInLine | None
 
 
@@ -96,7 +130,7 @@ class _PassStreams(msgspec.Struct, frozen=True, gc=False):
 
 
 class LineSearch:
-    """The lines of a role that have :data:`LEAST` gates, in order."""
+    """The lines of a role that have :data:`LEAST` collectives, in order."""
 
     def __init__(self, role: Role) -> None:
         self._ops = written(role.ops)
@@ -105,8 +139,12 @@ class LineSearch:
         self._begins: list[int] = []
         self._last: dict[str, int] = {}
         self._line: OpsInLine | None = None
+        self._over_line: OpsInLine | None = None  # the last that is over
+        # Calls pass by collectives, but come to a pass when the one before is over: so there a line is of one pass.
+        self._of_lines: set[int] = set()  # ops of lines that wait for what is before these
+        self._calls = any(op.stream == HOST_STREAM and type(op) is Compute for _, op in distinct(role.ops))
         self._streams: dict[int, _PassStreams] = {}
-        self._known: dict[tuple[int, tuple[int, ...]], _FoundInPass] = {}
+        self._known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], _FoundInPass] = {}
         done = 0
         for repeat in role.ops.passes if isinstance(role.ops, RepeatedOps) else ():
             self._over(done, repeat.begin)
@@ -117,8 +155,10 @@ class LineSearch:
 
     def _close(self) -> None:
         """The line is over."""
-        if self._line and len(self._line.gates) >= LEAST:
-            self._keep(self._line)
+        line = self._line
+        if line and len(line.collectives) >= LEAST and line.gates:
+            self._keep(line)
+        self._over_line = line or self._over_line
         self._line = None
 
     def _keep(self, line: OpsInLine) -> None:
@@ -128,6 +168,20 @@ class LineSearch:
     def _groups(self, op: Op) -> int:
         """The number of a collective's groups; 0 for what can be no part of a line but as a kernel."""
         return self._inside(op.groups) if type(op) is Collective else 0
+
+    def _fits(self, op: Op, groups: int) -> bool:
+        """Whether an op can be part of a line."""
+        if groups:
+            return True
+        return type(op) is Compute and (op.stream == COMPUTE_STREAM or (self._calls and op.stream == HOST_STREAM))
+
+    def _behind(self, needs: tuple[int, ...]) -> Intervals:
+        """See :class:`OpsInLine`: the line before this one as far as its last gate, if that is waited for, and what was
+        over when that line began."""
+        line = self._over_line
+        if not line or not line.gates or line.gates[-1] not in needs:
+            return ()
+        return ((line.begin, line.gates[-1]), *((need, need) for need in line.needs), *line.behind)[:_LOOKED_BACK]
 
     def _over(self, begin: int, end: int, tail: int = -1, shift: int = 0) -> None:
         """Look at ops one by one; those from ``tail`` on wait for what is ``shift`` places on."""
@@ -139,14 +193,18 @@ class LineSearch:
             last[op.stream] = i
             needs = after if before < 0 or before in after else (*after, before)
             groups = self._groups(op)
-            fits = groups > 0 or (type(op) is Compute and op.stream == COMPUTE_STREAM)
+            fits = self._fits(op, groups)
             line = self._line
             if line and not (fits and line.goes_on(op, groups, needs)):
                 self._close()
                 line = None
             if fits and line is None:
-                line = self._line = OpsInLine(i, needs, step=op.step)
-            self._cut(needs, line.begin if line else i)
+                line = self._line = OpsInLine(i, needs, step=op.step, behind=self._behind(needs))
+            if line and any(need < line.begin for need in needs):
+                self._cut(line.uncovered(needs), line.begin)
+                self._of_lines.add(i)
+            else:
+                self._cut(needs, line.begin if line else i)
             if line:
                 line.add(i, op, groups, needs)
 
@@ -164,32 +222,48 @@ class LineSearch:
         op = self._ops[repeat.begin]
         before = self._last.get(op.stream, -1)
         needs = op.after if before < 0 or before in op.after else (*op.after, before)
-        fits = self._groups(op) > 0 or (type(op) is Compute and op.stream == COMPUTE_STREAM)
-        if repeat.tail == repeat.begin or (self._line and fits and self._line.goes_on(op, self._groups(op), needs)):
+        groups = self._groups(op)
+        goes_on = self._line and not self._calls and self._fits(op, groups) and self._line.goes_on(op, groups, needs)
+        if self._calls:
+            self._close()
+        if repeat.tail == repeat.begin or goes_on:
             self._over(repeat.begin, repeat.end, repeat.tail, repeat.shift)
             return
         self._close()
         streams = self._streams_of(repeat)
         outside = self._outside(repeat, streams)
         flat = [need for needed in outside.values() for need in needed]
-        key = repeat.home, tuple(-1 if need < 0 else flat.index(need) for need in flat)
+        behind = self._behind(tuple(flat))
+        key = (
+            repeat.home,
+            tuple(-1 if need < 0 else flat.index(need) for need in flat),
+            tuple(_among(need, behind) + _among(need, tuple((last, last) for _, last in behind[:1])) for need in flat),
+        )
         remembered = self._known.get(key)
         if remembered is None:
             n_lines = len(self.lines)
+            line_before = self._over_line
             self._over(repeat.begin, repeat.end, repeat.tail, repeat.shift)
             moved = tuple(line.moved(0, ()) for line in self.lines[n_lines:])
             line = self._line
-            needs = tuple(-1 - flat.index(n) if n < repeat.begin else n for n in line.needs) if line else ()
-            self._known[key] = _FoundInPass(repeat.begin, moved, line.moved(0, needs) if line else None)
+            last = self._over_line if self._over_line is not line_before else None
+            last = last.moved(0, _told(last.needs, flat, repeat.begin)) if last else None
+            still_open = line.moved(0, _told(line.needs, flat, repeat.begin)) if line else None
+            of_lines = frozenset(i - repeat.begin for i in self._of_lines if i >= repeat.begin)
+            self._known[key] = _FoundInPass(repeat.begin, of_lines, moved, last, still_open)
             return
-        for needed in outside.values():
-            self._cut(tuple(needed), repeat.begin)
+        for k, needed in outside.items():
+            covered = behind if k in remembered.of_lines else ()
+            self._cut(tuple(need for need in needed if not _among(need, covered)), repeat.begin)
         shift = repeat.begin - remembered.begin
         for line in remembered.lines:
             self._keep(line.moved(shift, ()))
+        if remembered.last:
+            self._over_line = remembered.last.moved(shift, _taken(remembered.last.needs, flat, shift))
         if remembered.open:
-            needs = tuple(flat[-1 - n] if n < 0 else n + shift for n in remembered.open.needs)
+            needs = _taken(remembered.open.needs, flat, shift)
             self._line = remembered.open.moved(shift, needs)
+            self._line.behind = self._behind(needs)
         self._last.update({stream: repeat.begin + k for stream, k in streams.last.items()})
 
     def _streams_of(self, repeat: PassRepeat) -> _PassStreams:
@@ -210,6 +284,16 @@ class LineSearch:
         for stream, k in streams.first.items():
             outside.setdefault(k, []).append(self._last.get(stream, -1))
         return outside
+
+
+def _told(needs: tuple[int, ...], outside: list[int], begin: int) -> tuple[int, ...]:
+    """What is needed, that before a pass by its place in ``outside``: below zero."""
+    return tuple([-1 - outside.index(need) if need < begin else need for need in needs])
+
+
+def _taken(needs: tuple[int, ...], outside: list[int], shift: int) -> tuple[int, ...]:
+    """The same so many places on, with other needs ``outside``."""
+    return tuple([outside[-1 - need] if need < 0 else need + shift for need in needs])
 
 
 class _OwnGroups:

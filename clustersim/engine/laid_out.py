@@ -30,8 +30,12 @@ def begun(task: OpTask) -> Floats:
 
 
 def inside_of(task: OpTask) -> StretchTimes:
-    """What happens inside a stretch."""
-    return cast(StretchTimes, cast(StretchPlans, task.meets[0][0].plans).inside)
+    """What happens inside a stretch, which its site is told where it hangs on when each rank began it."""
+    site = task.meets[0][0]
+    plans = cast(StretchPlans, site.plans)
+    if plans.begun_apart:
+        site.plans = plans = plans.begun_apart.plans(plans, task.ready, task.start)
+    return cast(StretchTimes, plans.inside)
 
 
 def agreed(task: OpTask, start: Floats) -> tuple[Floats, Floats, Floats] | None:
@@ -41,6 +45,8 @@ def agreed(task: OpTask, start: Floats) -> tuple[Floats, Floats, Floats] | None:
         return None
     times = start + inside.times[np.array(inside.which), 0].T
     times[0, 0] = task.ready
+    if inside.begun_apart:
+        times[1, 0] = task.ready
     return times[0], times[1], times[2]
 
 
@@ -64,7 +70,8 @@ def blocks(task: OpTask, start: Floats, first: int) -> Iterator[Block]:
     ranks = task.role.ranks
     for k, (ready, began, ended) in enumerate(inside.which):
         came = made[ready] if k else _column(np.atleast_1d(task.ready), None)
-        yield Block(first + k, ranks, (came, made[began], made[ended]))
+        started = came if inside.begun_apart and not k else made[began]
+        yield Block(first + k, ranks, (came, started, made[ended]))
 
 
 def _column(values: Floats, of: Ints | None) -> BlockColumn:

@@ -49,6 +49,11 @@ class GroupPlans(msgspec.Struct, frozen=True, eq=False, dict=True):
     moving: Floats
     least: Floats
 
+    @property
+    def left_apart(self) -> bool:
+        """Whether the ranks of a group do not leave it together."""
+        return False
+
     def part(self, rows: slice) -> GroupPlans:
         """Those of some groups."""
         numbers = (column[rows] for column in (self.latency, self.nbytes, self.alone, self.moving, self.least))

@@ -31,6 +31,7 @@ from clustersim.engine.agenda import Agenda, KernelTurns, Queues, Served
 from clustersim.engine.bills import Bills
 from clustersim.engine.columns import Column, Piece, at, full, item, later, one_number, positions, size, some
 from clustersim.engine.flows.clock import Clock
+from clustersim.engine.inside import StretchPlans
 from clustersim.engine.order import OpTask
 from clustersim.engine.sites import Site, SitePlay, spread
 
@@ -191,6 +192,9 @@ class Play:
         if standing.clocked:
             self.begin(standing.site, *standing.complete())
             return
+        if standing.site.plans.left_apart:
+            self._leave(standing, None)
+            return
         start, end = standing.over()
         for side in standing.site.sides:
             task = self.lists[side.key[0]][side.key[1]]
@@ -202,9 +206,24 @@ class Play:
         start = cast(Floats, standing.start)[meetings]
         if standing.clocked:
             self.begin(standing.site, meetings, start)
+        elif standing.site.plans.left_apart:
+            self._leave(standing, meetings)
         else:
             parts = (c if isinstance(c, float) else c[meetings] for c in (standing.latency, standing.moving))
             self._over(standing, meetings, (start + next(parts)) + next(parts))
+
+    def _leave(self, standing: SitePlay, meetings: Ints | None) -> None:
+        """Everybody is there, at these meetings of a stretch or at all (None), and each rank leaves at its own time."""
+        site = standing.site
+        (side,) = site.sides
+        task = self.lists[side.key[0]][side.key[1]]
+        start = standing.start
+        whole = meetings is None or len(meetings) == len(site.ranks)
+        who = None if whole else side.who(cast(Ints, meetings))
+        began = spread(side, start) if whole else cast(Floats, start)[side.meeting_of[who]]
+        inside = cast(StretchPlans, site.plans).played(at(task.ready, who), began, who)
+        standing.moved(meetings, inside.end[-1])
+        self._end(task, who, began, began + at(inside.leave, who))
 
     def met(self, meetings: Ints, now: float) -> None:
         """These clocked meetings (sorted ids) end now."""

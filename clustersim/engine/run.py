@@ -367,7 +367,7 @@ def _book(mesh: Mesh, loads: Loads, how: PlayOptions) -> PlanBook:
 
 def _unsound(site: Site) -> bool:
     """Whether it is a stretch that cannot be played as one."""
-    return isinstance(site.plans, StretchPlans) and site.plans.inside is None
+    return isinstance(site.plans, StretchPlans) and not site.plans.sound
 
 
 def _all(sites: tuple[Site, ...], name: str) -> Floats:

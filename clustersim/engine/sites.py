@@ -197,6 +197,15 @@ class SitePlay:
         self.start, self.end = self.times
         return start, end
 
+    def moved(self, meetings: Ints | None, takes: Floats) -> None:
+        """Everybody is there, at these meetings or at all (None), which move bytes no longer than ``takes`` from then
+        on [s]."""
+        if meetings is None:
+            self.times[0][:], self.times[1][:] = self.start, self.start + takes
+            self.start, self.end = self.times
+        else:
+            cast(Floats, self.end)[meetings] = cast(Floats, self.start)[meetings] + takes[meetings]
+
     def come_one(self, meeting: int, time: float) -> bool:
         """One rank arrives; whether its meeting is complete."""
         missing = self.split()

@@ -5,13 +5,17 @@ for any but the last. Once the first has begun, the ranks of a group go together
 that whenever it was. So a stretch is worked out once (:class:`StretchTemplate`), for all micro-batches alike, and a
 Program is played with one op in its place (:class:`Stretch`); what happened inside is laid out where rows are made.
 
-A stretch begins and ends with a *gate*: a collective that waits for all before it, and that all after it wait for.
+A stretch begins and ends with a *gate*: an op that waits for all before it, and that all after it wait for. The first
+is a collective, or ranks would begin at times of their own. Where the host's calls pass by all collectives, a stretch
+is a pass with its calls, from what it waits for on: what it takes hangs on how far apart its ranks begin it, and is
+worked out anew where that is new (:class:`clustersim.engine.inside.BegunApart`).
 Nothing inside may share a link with others, or be beside a collective that is not (:mod:`clustersim.engine.bills`).
 Where it might be, the stretch is *opened*: its ops are played one by one.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -30,7 +34,7 @@ class StretchTemplate(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What stretches have in common that differ by when they begin.
 
     ``ops`` : of one of them. ``needs`` : of each op the places in ``ops`` of what it waits for.
-    ``spent`` : of each op what a kernel takes on each rank [s], or one number; None for a collective.
+    ``spent`` : of each op what a kernel or call takes on each rank [s], or one number; None for a collective.
     ``slowdown`` : as in :class:`~clustersim.core.program.Program`. ``least`` : sum of the kernels' least durations [s].
     """
 
@@ -39,6 +43,11 @@ class StretchTemplate(msgspec.Struct, frozen=True, eq=False, gc=False):
     spent: tuple[Floats | float | None, ...]
     slowdown: float
     least: float
+
+    @property
+    def apart(self) -> bool:
+        """Whether ranks begin it at times of their own."""
+        return isinstance(self.ops[0], Compute)
 
 
 class Stretch(Collective, frozen=True, eq=False, gc=False):
@@ -103,19 +112,36 @@ def _shorter(role: Role, short: Role) -> bool:
 
 def _stretches(role: Role) -> list[tuple[int, int]]:
     """First and last place of each stretch of a role."""
-    return [piece for line in LineSearch(role).lines for piece in _pieces(line)]
+    ops = written(role.ops)
+    return [piece for line in LineSearch(role).lines for piece in _pieces(line, ops)]
 
 
-def _pieces(line: OpsInLine) -> list[tuple[int, int]]:
+def _pieces(line: OpsInLine, ops: Sequence[Op]) -> list[tuple[int, int]]:
     """First and last place of the stretches of a line: between gates, and none with a cut inside."""
+    whole = _whole_pass(line, ops) if line.calls else None
+    if whole:
+        return [whole]
     pieces = []
-    gates = line.gates
+    collectives = set(line.collectives)
     for low, high in pairwise([-1, *sorted(line.cuts), line.end]):
-        between = [gate for gate in gates if low < gate <= high]
+        between = [gate for gate in line.gates if low < gate <= high]
+        meeting = [gate for gate in between if gate in collectives]
         # What others wait for beyond the last gate passes by it where it is no gate itself.
-        if len(between) >= LEAST:
-            pieces.append((between[0], between[-1]))
+        if len(meeting) >= LEAST:
+            pieces.append((meeting[0], between[-1]))
     return pieces
+
+
+def _whole_pass(line: OpsInLine, ops: Sequence[Op]) -> tuple[int, int] | None:
+    """First and last place of a line with the host's calls, as far as a kernel by which all is paid for; None where
+    others wait for what is inside."""
+    last = next((gate for gate in reversed(line.gates) if _is_kernel(ops[gate])), -1)
+    inside = bisect_right(line.collectives, last)
+    return (line.begin, last) if inside >= LEAST and not any(cut < last for cut in line.cuts) else None
+
+
+def _is_kernel(op: Op) -> bool:
+    return type(op) is Compute and op.stream == COMPUTE_STREAM
 
 
 def _with(role: Role, stretches: list[tuple[int, int]], slowdown: float) -> tuple[Role, list[int]]:
@@ -123,43 +149,68 @@ def _with(role: Role, stretches: list[tuple[int, int]], slowdown: float) -> tupl
     if not stretches:
         return role, list(range(len(role.ops)))
     templates = _Templates(role, slowdown)
-    ops: list[Op] = []
-    places: list[int] = []
-    now = [-1] * len(role.ops)  # the new place of an op; -1 inside a stretch
+    short = _ShortList(role)
     done = 0
-    for begin, end in [*stretches, (len(role.ops), len(role.ops))]:
-        for i in range(done, begin):
-            op = role.ops[i]
-            now[i] = len(ops)
-            places.append(i)
-            ops.append(msgspec.structs.replace(op, after=_moved(op.after, now)) if op.after else op)
-        if begin < len(role.ops):
-            first = role.ops[begin]
-            now[end] = len(ops)
-            places.append(begin)
-            ops.append(
-                Stretch(
-                    first.name,
-                    "barrier",
-                    0.0,
-                    first.groups,  # type: ignore[union-attr]
-                    first.stream,
-                    _moved(first.after, now),
-                    communicator=first.communicator,  # type: ignore[union-attr]
-                    step=first.step,
-                    first=begin,
-                    last=end,
-                    whole=role.ops,
-                    template=templates.of(begin, end),
-                )
-            )
+    for begin, end in stretches:
+        short.extend(done, begin)
+        short.add_stretch(begin, end, templates.of(begin, end))
         done = end + 1
-    return replace(role, ops=tuple(ops)), places
+    short.extend(done, len(role.ops))
+    return replace(role, ops=tuple(short.ops)), short.places
 
 
-def _moved(after: tuple[int, ...], now: list[int]) -> tuple[int, ...]:
-    """What an op waits for by its new place; inside a stretch it waits for the last, too."""
-    return tuple(now[need] for need in after if now[need] >= 0)
+class _ShortList:
+    """A role's list with stretches in it, in the making; ``places`` : of each op in the whole list, of a stretch that
+    of its first."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self.ops: list[Op] = []
+        self.places: list[int] = []
+        self._now = [-1] * len(role.ops)  # the new place of an op; -1 inside a stretch
+        self._latest: dict[str, int] = {}  # of each stream the new place of its last op
+
+    def extend(self, begin: int, end: int) -> None:
+        """Ops that are played by themselves."""
+        for i in range(begin, end):
+            op = self._role.ops[i]
+            after = self._after(op, op.stream)
+            self._now[i] = self._latest[op.stream] = len(self.ops)
+            self.places.append(i)
+            self.ops.append(msgspec.structs.replace(op, after=after) if op.after or after else op)
+
+    def add_stretch(self, begin: int, end: int, template: StretchTemplate) -> None:
+        """A stretch, on the stream of its collectives."""
+        first = self._role.ops[begin]
+        meeting = first_meeting(template.ops)
+        after = self._after(first, meeting.stream)
+        self._now[end] = len(self.ops)
+        self._latest |= dict.fromkeys([op.stream for op in template.ops], len(self.ops))
+        self.places.append(begin)
+        self.ops.append(
+            Stretch(
+                first.name,
+                "barrier",
+                0.0,
+                meeting.groups,
+                meeting.stream,
+                after,
+                communicator=meeting.communicator,
+                step=first.step,
+                first=begin,
+                last=end,
+                whole=self._role.ops,
+                template=template,
+            )
+        )
+
+    def _after(self, op: Op, stream: str) -> tuple[int, ...]:
+        """What an op waits for by its new place, on a stream; inside a stretch it waits for the last, too."""
+        after = tuple([self._now[need] for need in op.after if self._now[need] >= 0])
+        before = self._latest.get(op.stream, -1)
+        if before < 0 or before in after or self.ops[before].stream == stream:
+            return after
+        return (*after, before)
 
 
 class _Templates:
@@ -175,7 +226,7 @@ class _Templates:
         """Of the ops from ``begin`` to ``end``."""
         # Arrays of groups and durations are the Program's, and live as long as it; so do ops that are written once.
         listed = written(self._role.ops)[begin : end + 1]
-        first: Collective = listed[0]  # type: ignore[assignment]
+        first = first_meeting(listed)
         key = id(first.groups), first.step, *self._asked(begin, end, listed)
         known = self._known.get(key)
         if known is None:
@@ -225,6 +276,11 @@ def terms(op: Collective) -> tuple[object, ...]:
     return *asked, id(op.matrix), id(op.kernel), op.communicator
 
 
+def first_meeting(ops: Sequence[Op]) -> Collective:
+    """The first collective of a stretch."""
+    return next(op for op in ops if isinstance(op, Collective))
+
+
 def _within(ops: tuple[Op, ...], begin: int) -> Iterator[tuple[int, ...]]:
     last: dict[str, int] = {}
     for k, op in enumerate(ops):
@@ -242,7 +298,7 @@ def _spent(role: Role, op: Compute) -> Floats | float:
 
 def _billed(role: Role) -> set[int]:
     """The first places of stretches that may be beside a collective, and so may be billed for it."""
-    works = [isinstance(op, Stretch) or (type(op) is Compute and op.stream == COMPUTE_STREAM) for op in role.ops]
+    works = [isinstance(op, Stretch) or _is_kernel(op) for op in role.ops]
     kernels = np.flatnonzero(works).tolist()
     place = np.where(works, np.cumsum(works) - 1, -1).tolist()
     needs: list[tuple[int, ...]] = []
@@ -253,7 +309,7 @@ def _billed(role: Role) -> set[int]:
     billed: set[int] = set()
     for op, own, above, below in zip(role.ops, place, *around(needs, place), strict=True):
         if isinstance(op, Collective) and below - above - 1 > (own >= 0):
-            # The last before it and the first behind it may be what it begins and ends with.
-            beside = [role.ops[k] for k in kernels[max(above, 0) : below + 1]]
+            # The first behind it may begin with what would have to pay for it.
+            beside = [role.ops[k] for k in kernels[above + 1 : below + 1]]
             billed.update(other.first for other in beside if isinstance(other, Stretch))
     return billed
