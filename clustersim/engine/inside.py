@@ -144,9 +144,8 @@ class BegunApart:
         self._known = [(entry, inside), *self._known[: KNOWN - 1]]
         return inside
 
-    def plans(self, plans: StretchPlans, ready: Column, start: Column) -> StretchPlans:
-        """``plans`` with what happens where all ranks are ready then."""
-        inside = self.of(ready, start, None)
+    def plans(self, plans: StretchPlans, inside: StretchTimes) -> StretchPlans:
+        """``plans`` with what happens."""
         known = self._as_plans.get(id(inside))
         if known is None:
             known = self._as_plans[id(inside)] = msgspec.structs.replace(plans, inside=inside)

@@ -33,9 +33,11 @@ def inside_of(task: OpTask) -> StretchTimes:
     """What happens inside a stretch, which its site is told where it hangs on when each rank began it."""
     site = task.meets[0][0]
     plans = cast(StretchPlans, site.plans)
-    if plans.begun_apart:
-        site.plans = plans = plans.begun_apart.plans(plans, task.ready, task.start)
-    return cast(StretchTimes, plans.inside)
+    if not plans.begun_apart:
+        return cast(StretchTimes, plans.inside)
+    if site.played is None:
+        site.played = plans.begun_apart.plans(plans, plans.begun_apart.of(task.ready, task.start, None))
+    return cast(StretchTimes, cast(StretchPlans, site.played).inside)
 
 
 def agreed(task: OpTask, start: Floats) -> tuple[Floats, Floats, Floats] | None:

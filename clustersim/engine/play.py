@@ -221,7 +221,10 @@ class Play:
         whole = meetings is None or len(meetings) == len(site.ranks)
         who = None if whole else side.who(cast(Ints, meetings))
         began = spread(side, start) if whole else cast(Floats, start)[side.meeting_of[who]]
-        inside = cast(StretchPlans, site.plans).played(at(task.ready, who), began, who)
+        plans = cast(StretchPlans, site.plans)
+        inside = plans.played(at(task.ready, who), began, who)
+        if plans.begun_apart:  # of pieces it is known once all are there
+            site.played = plans.begun_apart.plans(plans, inside) if whole else None
         standing.moved(meetings, inside.end[-1])
         self._end(task, who, began, began + at(inside.leave, who))
 

@@ -330,6 +330,8 @@ class _EngineRun:
         network = player.network
         rows = self._finished.rows()
         _let_go(self.lists)
+        for site in sites:
+            site.plans = site.played or site.plans
         moved = transfers(sites, network.segments.columns(), *player.transfers(), self.start)
         counts = clock.n_events, network.n_solves, network.n_flows + moved.more, len(moved.load)
         stats = dict(zip(("events", "solves", "flows", "transfers"), map(float, counts), strict=True))

@@ -74,7 +74,7 @@ class Site(msgspec.Struct, eq=False, gc=False):
     ----------
     first : int, id of the first meeting; the others follow.
     sides : one per op taking part. ranks : (G, members) int, who meets.
-    plans : what is transferred.
+    plans : what is transferred. played : that of a stretch, as its ranks began it in this play, once that is known.
     apart : the sides after the first come to one meeting each, in order. as_roles : whether all ranks of the sides'
     roles come, and together they are all members.
     """
@@ -85,6 +85,7 @@ class Site(msgspec.Struct, eq=False, gc=False):
     plans: GroupPlans
     apart: bool = False
     as_roles: bool = False
+    played: GroupPlans | None = None
 
     def __post_init__(self) -> None:
         self.as_roles = not self.apart and sum([len(side.order) for side in self.sides]) == self.ranks.size
