@@ -18,10 +18,18 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send
 from clustersim.core.timeline import Timeline
 from clustersim.engine import meetings, simulate
+from clustersim.engine import stretches as stretch_module
 from clustersim.engine.beside import around
 from clustersim.engine.inside import StretchPlans
 from clustersim.engine.play import Play
 from clustersim.engine.stretches import Shortened, Stretch, StretchTemplate
+
+
+@pytest.fixture(autouse=True)
+def _one_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stretch that is like no other is one, too, so that programs of a few ops have some."""
+    monkeypatch.setattr(stretch_module, "ALIKE", 1)
+
 
 SPLIT = "tp8_pp4_llama3_70b_32x8_h100"
 SMALL = {"cluster.nodes": 4, "parallel.tp": 4, "parallel.pp": 2, "parallel.global_batch_size": 16, "run.steps": 2}

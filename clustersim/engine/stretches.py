@@ -16,6 +16,7 @@ Where it might be, the stretch is *opened*: its ops are played one by one.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -28,6 +29,10 @@ from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Pro
 from clustersim.core.repeated import RepeatedOps, written
 from clustersim.engine.beside import around
 from clustersim.engine.in_line import LEAST, LineSearch, OpsInLine
+
+ALIKE = 2
+"""So many stretches of a kind there must be: ops of one that is like no other are played as fast by themselves, and
+keep no columns of their own."""
 
 
 class StretchTemplate(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -149,12 +154,15 @@ def _with(role: Role, stretches: list[tuple[int, int]], slowdown: float) -> tupl
     if not stretches:
         return role, list(range(len(role.ops)))
     templates = _Templates(role, slowdown)
+    found = [(begin, end, templates.of(begin, end)) for begin, end in stretches]
+    times = Counter(id(template) for *_, template in found)
     short = _ShortList(role)
     done = 0
-    for begin, end in stretches:
-        short.extend(done, begin)
-        short.add_stretch(begin, end, templates.of(begin, end))
-        done = end + 1
+    for begin, end, template in found:
+        if times[id(template)] >= ALIKE:
+            short.extend(done, begin)
+            short.add_stretch(begin, end, template)
+            done = end + 1
     short.extend(done, len(role.ops))
     return replace(role, ops=tuple(short.ops)), short.places
 
