@@ -12,8 +12,13 @@ from clustersim.model.kinds import as_blocks
 
 
 def mamba(c: Config, values: Values) -> None:
-    """Channels from ``expand``, the step's rank from the width; a head is a channel."""
-    inner = _expanded(c, values, "expand")
+    """Channels from ``expand`` unless ``intermediate_size`` says how many, as transformers' classes have it; the step's
+    rank from the width; a head is a channel."""
+    if c.has("intermediate_size"):
+        inner = c.number("intermediate_size", 0, "the channels of the state space")
+        c.spelled("expand")  # which says nothing then: Falcon Mamba's is 16
+    else:
+        inner = _expanded(c, values, "expand")
     rank = c.value("time_step_rank")
     values |= {"space.inner": inner, "heads": inner, "kv_heads": inner, "head_dim": 1, "d_ff": 0}
     values["space.rank"] = ceil(values["d_model"] / 16) if rank == "auto" else c.number("time_step_rank", 1, "a rank")

@@ -103,6 +103,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "inputs": LayerInputs,
     "patches": Patches,
 }
+_ROUTED = frozenset(("experts.count", "experts.width", "experts.per_token"))
 _GATED_NAMES = {"silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "geglu": "geglu"}
 _GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "gelu_10", "relu", "quick_gelu")
 _PLAIN_NAMES = {
@@ -126,9 +127,11 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
             none = c.has(key) and "experts.count" in family.optional and c.value(key) == 0
             if dimension == "experts.count" and ((c.spelled(key) and not c.has(key)) or none):
                 # Null says that there are none; so does zero in a family that may have none.
-                needed -= {"experts.count", "experts.width", "experts.per_token"}
+                needed -= _ROUTED
                 if none:
                     continue
+            if dimension in _ROUTED - needed and c.value(key) == 0 and c.has(key):
+                continue  # Granite 4 without experts says of each token that it visits none
             values[dimension] = _field(c, dimension, key, dimension in needed)
             if dimension == "layers":
                 counted(values["layers"], MOST_LAYERS, f"{c.where}: '{key}'", ModelError)
