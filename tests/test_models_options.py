@@ -12,8 +12,8 @@ import pytest
 from clustersim.core.errors import ModelError
 from clustersim.model import model, options
 from clustersim.model.base import HEADS, NORM_PLACES, NORMS, POSITIONS, TransformerShape
-from clustersim.model.hf import shape_from_hf
 from clustersim.model.named_models import catalog, config_of
+from clustersim.model.named_models import shape as shape_of
 from clustersim.model.options import with_options
 from clustersim.model.transformer_model import build
 
@@ -29,9 +29,9 @@ def shapes() -> dict[str, TransformerShape]:
     """A small shape of every family of which a config is shipped."""
     by_family: dict[str, TransformerShape] = {}
     for name in catalog():
-        config = config_of(name)
-        if config:
-            shape = shape_from_hf(config, seq_len=64)[0]
+        shape = shape_of(name, {}) if config_of(name) else None
+        if shape is not None:
+            shape = shape if shape.patches else replace(shape, seq_len=64)
             experts = (
                 msgspec.structs.replace(shape.experts, count=max(8, shape.experts.per_token)) if shape.experts else None
             )

@@ -133,14 +133,17 @@ def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
     if name not in _DESCRIBED:
         known = {field.name for field in dataclasses.fields(TransformerShape)}
         said = {name: value for name, value in options.items() if name in known}
-        return with_options(_shipped_shape(name) if name else shape_from_hf(path)[0], said)
+        whole = _shipped_shape(name) if name else shape_from_hf(path)[0]
+        return None if whole is None else with_options(whole, said)
     return vit_shape(name, **{key: options[key] for key in _SEEN if key in options}) if name in VITS else None
 
 
 @cache
-def _shipped_shape(name: str) -> TransformerShape:
-    """The shape of a shipped config as it is: who looks for the model of some sizes asks for each, again and again."""
-    return shape_from_hf(_config(name), name=name)[0]
+def _shipped_shape(name: str) -> TransformerShape | None:
+    """The shape of a shipped config as it is, None where it has none: who looks for the model of some sizes asks for
+    each, again and again."""
+    fields = _config(name)
+    return None if has_no_shape(fields) else shape_from_hf(fields, name=name)[0]
 
 
 @cache
