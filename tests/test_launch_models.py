@@ -194,3 +194,25 @@ def test_a_mixture_with_shared_experts_and_plain_attention_is_described():
     experts = shape.experts
     assert (experts.count, experts.per_token, experts.width, experts.shared) == (64, 4, 344, 344)
     assert (shape.layers, shape.kv_heads, shape.qk_norm, shape.qkv_bias) == (8, 8, False, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", "a Llama 3.2 Vision, some of whose blocks attend to the image"),
+        ("microsoft/deberta-v3-large", "a DeBERTa, with disentangled attention"),
+        ("baichuan-inc/Baichuan2-7B-Chat", "a Baichuan 2, with queries, keys and values in one product"),
+        ("THUDM/chatglm3-6b", "a ChatGLM, with queries, keys and values in one product"),
+        ("tiiuae/Falcon-E-1B-Base", "a Falcon-E, whose linears are rounded to three values"),
+        ("openai/clip-vit-large-patch14-336", "a pair of an image and a text encoder"),
+    ],
+)
+def test_a_model_that_is_not_described_is_refused_by_what_it_is(name, what):
+    with pytest.raises(ScenarioError, match=f"no shipped model is of this name .*: it is {what}"):
+        read(f"{SFT} --model_name_or_path {name}")
+
+
+@pytest.mark.parametrize("name", ["google/flan-t5-base", "facebook/bart-large", "openai/whisper-small"])
+def test_an_encoder_and_a_decoder_are_known_by_name(name):
+    made = read(f"{SFT.replace('512', '448')} --model_name_or_path {name}")
+    assert model_of(made.scenario).family == "seq2seq"

@@ -63,10 +63,12 @@ def _unset(fields: Table) -> Table:
 
 # ---- what people call them -------------------------------------------------------------------------------------------
 
-_SAME = frozenset(("instruct", "chat", "it", "base", "hf", "pt", "deduped", "thinking"))
+_SAME = frozenset("instruct chat it base hf pt deduped thinking think reasoning sft dpo".split())
 """Words behind a size in the name of a model that was trained further, or saved otherwise: its sizes are the same."""
 _SIXTEEN_BITS = re.compile(r"[-_](bf16|fp16)$", re.IGNORECASE)
 """Behind the name of a model whose weights somebody saved in 16 bits; in fewer it is another model to a trainer."""
+_MIDWAY = re.compile(r"[-_]intermediate[-_]step[-_].*$", re.IGNORECASE)
+"""Behind the name of a model that was saved before its training ended."""
 _CACHED = re.compile(r"^models--[^/]+--([^/]+)$")
 """The folder of a model in the hub's cache, which has its revisions below it."""
 
@@ -75,14 +77,14 @@ def known_as(name: str) -> str | None:
     """The config that a name on the hub, or the folder of a model, has the sizes of; None where none is known.
 
     A name is compared word by word and number by number, so that none is taken for its neighbour: behind a size it
-    may end in what changes none (``-Instruct``, ``-it``, ``-hf``, ``-BF16``), and in a date of four digits.
+    may end in what changes none (``-Instruct``, ``-it``, ``-hf``, ``-SFT``, ``-BF16``), and in a date of four digits.
 
     >>> known_as("Qwen/Qwen2.5-7B-Instruct"), known_as("/models/gemma-3-4b-it"), known_as("me/Qwen2.5-7B-mine")
     ('qwen2-7b', 'gemma3-4b', None)
     """
     parts = [part.replace("___", ".") for part in name.rstrip("/").split("/")]  # as ModelScope's cache has dots
     cached = next((found[1] for part in parts if (found := _CACHED.match(part))), parts[-1])
-    words = _words(_SIXTEEN_BITS.sub("", cached))
+    words = _words(_MIDWAY.sub("", _SIXTEEN_BITS.sub("", cached)))
     for tried in (words, _plain(words), _plain(words[:-1]) if re.fullmatch(r"\d{4}", words[-1:][0]) else ()):
         if tried in _keys():
             return _keys()[tried]
@@ -112,6 +114,12 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _plain(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Words without those behind a number that change no size."""
+    """Words without those behind a number that change no size.
+
+    >>> _plain(("qwen", "7", "b", "base")), _plain(("t", "5", "base"))
+    (('qwen', '7', 'b'), ('t', '5', 'base'))
+    """
     first = next((at for at, word in enumerate(words) if word[:1].isdigit()), len(words))
+    if words[first + 1 :] == ("base",):  # which is a size then: T5 has no number that says it
+        return words
     return (*words[:first], *(word for word in words[first:] if word not in _SAME))

@@ -25,6 +25,7 @@ from clustersim.files.launch.open_questions import OpenQuestion, OpenQuestions
 from clustersim.files.launch.options import ScenarioFields, others
 from clustersim.files.launch.table import FrameworkTable, holds
 from clustersim.model import named_models as models
+from clustersim.model.names import described
 from clustersim.model.published import configs, known_as
 from clustersim.model.seconds.kernels import FLASH_KERNELS
 from clustersim.scenario.file.splitting import MEGATRON
@@ -169,10 +170,11 @@ def _known(fields: ScenarioFields) -> None:
     try:
         models.shape(name, {})
     except ClusterSimError:
+        what = described(name)
+        way = f": it is {what}" if what else "; give its config.json among the files, or with --model"
         raise OpenQuestion(
             by.where,
-            f"{by.name} {shown(by.value)}: no shipped model is of this name (clustersim list models); give "
-            "its config.json among the files, or with --model",
+            f"{by.name} {shown(by.value)}: no shipped model is of this name (clustersim list models){way}",
         ) from None
 
 
