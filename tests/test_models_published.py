@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,3 +197,14 @@ def test_a_model_is_made_by_the_name_that_it_has_on_the_hub() -> None:
     assert models.model("Qwen/Qwen2.5-7B-Instruct", seq_len=64) == models.model("qwen2-7b", seq_len=64)
     with pytest.raises(ModelError, match=r"unknown model .Qwen/Qwen2\.5-8B"):
         models.model("Qwen/Qwen2.5-8B")
+
+
+def test_names_of_public_scripts_are_known_as_what_they_are_or_not_at_all() -> None:
+    """``hub_names.csv``: written down from public launch files before it was looked up which of them are known."""
+    from clustersim.files.launch.adapters import NAMED
+
+    rows = list(csv.DictReader((Path(__file__).parent / "data" / "hub_names.csv").open()))
+    assert {row["name"]: published.known_as(NAMED.sub("", row["name"])) or "" for row in rows} == {
+        row["name"]: row["config"] for row in rows
+    }
+    assert sum(bool(row["config"]) for row in rows) / len(rows) > 0.78

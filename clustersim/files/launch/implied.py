@@ -25,6 +25,7 @@ from clustersim.files.launch.open_questions import OpenQuestion, OpenQuestions
 from clustersim.files.launch.options import ScenarioFields, others
 from clustersim.files.launch.table import FrameworkTable, holds
 from clustersim.model import named_models as models
+from clustersim.model.encoder_decoders import STYLES
 from clustersim.model.names import described
 from clustersim.model.published import configs, known_as
 from clustersim.model.seconds.kernels import FLASH_KERNELS
@@ -61,6 +62,7 @@ def settled(
         complete(parts.files, table, options, used, notes)
     notes += _adapters(parts.files, table, options, fields, used)
     notes += seeing.taken(options, fields, used, parts.model, parts.folder)
+    notes += _lengths_of_pair(parts, used)
     if table.name == "nemo":
         refuse_overridden(parts.files)
     notes += host_work.taken(parts.files, fields, used)
@@ -309,6 +311,28 @@ def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
         return []
     fields["model.name"] = shipped_name
     return [f"{name} has the sizes of {shipped_name}"]
+
+
+def _lengths_of_pair(parts: LaunchParts, used: set[Key]) -> list[str]:
+    """Tokens of a source and of a target where both are said, of an encoder and a decoder (``max_source_length`` and
+    ``max_target_length`` of transformers' examples); returns a note. To any other model they say nothing of a sample.
+    """
+    keys = [("args", name) for name in ("max_source_length", "max_target_length")]
+    name = parts.model or parts.fields.get("model.name")
+    if not isinstance(name, str) or not all(key in parts.options for key in keys):
+        return []
+    try:
+        kind = models.config_of(parts.folder / name if shapes.is_config_path(name) else name).get("model_type")
+    except ClusterSimError:
+        return []  # which whoever reads the model says
+    if kind not in STYLES or STYLES[kind].sound:
+        return []
+    source, target = (parts.options[key] for key in keys)
+    lengths = [adapters.number(option, whole=True) for option in (source, target)]
+    parts.fields["model.options"] = {**parts.fields.get("model.options", {}), "source_len": lengths[0]}
+    parts.fields.say("model.seq_len", lengths[1], target, over=True)
+    used.update(keys)
+    return [f"{source.as_written}, {target.as_written}: every source and every target is as long"]
 
 
 def filled(fields: ScenarioFields, folder: Path = Path()) -> list[str]:
