@@ -63,7 +63,9 @@ def _unset(fields: Table) -> Table:
 
 # ---- what people call them -------------------------------------------------------------------------------------------
 
-_SAME = frozenset("instruct chat it base hf pt deduped thinking think reasoning sft dpo".split())
+_SAME = frozenset(
+    ("instruct", "chat", "it", "base", "hf", "pt", "deduped", "thinking", "think", "reasoning", "sft", "dpo")
+)
 """Words behind a size in the name of a model that was trained further, or saved otherwise: its sizes are the same."""
 _SIXTEEN_BITS = re.compile(r"[-_](bf16|fp16)$", re.IGNORECASE)
 """Behind the name of a model whose weights somebody saved in 16 bits; in fewer it is another model to a trainer."""
