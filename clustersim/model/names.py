@@ -60,7 +60,7 @@ def same_family(name: str, names_known: Iterable[str]) -> str:
     >>> same_family("nope", ["open-llama-3b", "gpt2", "opt-1.3b", "llama2-7b"])
     'names most like it: open-llama-3b, opt-1.3b, gpt2'
     """
-    every = list(names_known)
+    every = sorted(set(names_known))
     head = _head(name)
     close = [near_name for near_name in every if _head(near_name) == head] or [
         near_name for near_name in every if _slip(head, _head(near_name))
