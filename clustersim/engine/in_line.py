@@ -241,21 +241,29 @@ class LineSearch:
         )
         remembered = self._known.get(key)
         if remembered is None:
-            n_lines = len(self.lines)
-            line_before = self._over_line
-            self._over(repeat.begin, repeat.end, repeat.tail, repeat.shift)
-            moved = tuple(line.moved(0, ()) for line in self.lines[n_lines:])
-            line = self._line
-            last = self._over_line if self._over_line is not line_before else None
-            last = last.moved(0, _told(last.needs, flat, repeat.begin)) if last else None
-            still_open = line.moved(0, _told(line.needs, flat, repeat.begin)) if line else None
-            of_lines = frozenset(i - repeat.begin for i in self._of_lines if i >= repeat.begin)
-            self._known[key] = _FoundInPass(repeat.begin, of_lines, moved, last, still_open)
+            self._known[key] = self._looked_at(repeat, flat)
             return
         for k, needed in outside.items():
             covered = behind if k in remembered.of_lines else ()
             self._cut(tuple(need for need in needed if not _among(need, covered)), repeat.begin)
-        shift = repeat.begin - remembered.begin
+        self._as_remembered(remembered, repeat.begin - remembered.begin, flat)
+        self._last.update({stream: repeat.begin + k for stream, k in streams.last.items()})
+
+    def _looked_at(self, repeat: PassRepeat, flat: list[int]) -> _FoundInPass:
+        """Look at every op of a pass, and what came of it; ``flat`` : what it waits for outside."""
+        n_lines = len(self.lines)
+        line_before = self._over_line
+        self._over(repeat.begin, repeat.end, repeat.tail, repeat.shift)
+        moved = tuple(line.moved(0, ()) for line in self.lines[n_lines:])
+        line = self._line
+        last = self._over_line if self._over_line is not line_before else None
+        last = last.moved(0, _told(last.needs, flat, repeat.begin)) if last else None
+        still_open = line.moved(0, _told(line.needs, flat, repeat.begin)) if line else None
+        of_lines = frozenset(i - repeat.begin for i in self._of_lines if i >= repeat.begin)
+        return _FoundInPass(repeat.begin, of_lines, moved, last, still_open)
+
+    def _as_remembered(self, remembered: _FoundInPass, shift: int, flat: list[int]) -> None:
+        """The lines of a pass that is known, so many places later."""
         for line in remembered.lines:
             self._keep(line.moved(shift, ()))
         if remembered.last:
@@ -264,7 +272,6 @@ class LineSearch:
             needs = _taken(remembered.open.needs, flat, shift)
             self._line = remembered.open.moved(shift, needs)
             self._line.behind = self._behind(needs)
-        self._last.update({stream: repeat.begin + k for stream, k in streams.last.items()})
 
     def _streams_of(self, repeat: PassRepeat) -> _PassStreams:
         if repeat.home not in self._streams:

@@ -83,22 +83,27 @@ def _lengths(c: Config, options: Table, usual: int) -> tuple[int, int]:
     return lengths
 
 
-def _plain(c: Config, style: Style, options: Table) -> Pair:
-    """BART's kin, and Whisper."""
+def _tokens_and_places(c: Config, style: Style, options: Table) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Tokens of a source and of a target, and rows of the two tables of positions."""
     longest = c.number("max_target_positions" if style.sound else "max_position_embeddings", 1024, "the longest target")
     source, target = _lengths(c, options, longest)
-    rows = [0, 0]
     if style.sound:
         if "source_len" in options:
             raise ModelError(f"{c.where}: source_len is no option of {c.kind}, whose sound is always as long")
         source = c.number("max_source_positions", 1500, "half the frames of sound")
-        rows = [source, longest]
-    elif style.positions != "none":
-        rows = [longest + style.offset] * 2
-    if style.positions != "none" and not style.sound and max(source, target) > longest:
+        if target > longest:
+            raise ModelError(f"{c.where}: {target} tokens are more than 'max_target_positions' = {longest}")
+        return (source, target), (source, longest)
+    if style.positions == "none":
+        return (source, target), (0, 0)
+    if max(source, target) > longest:
         raise ModelError(f"{c.where}: {max(source, target)} tokens are more than 'max_position_embeddings' = {longest}")
-    if style.sound and target > longest:
-        raise ModelError(f"{c.where}: {target} tokens are more than 'max_target_positions' = {longest}")
+    return (source, target), (longest + style.offset, longest + style.offset)
+
+
+def _plain(c: Config, style: Style, options: Table) -> Pair:
+    """BART's kin, and Whisper."""
+    (source, target), rows = _tokens_and_places(c, style, options)
     vocab = c.need("vocab_size", "the number of tokens")
     if c.value("decoder_vocab_size") not in (None, vocab) or c.value("share_encoder_decoder_embeddings") is False:
         raise ModelError(f"{c.where}: a decoder with words of its own is not described; only one with the encoder's is")

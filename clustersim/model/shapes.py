@@ -119,24 +119,7 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
     """The shape that a config describes. Raises :class:`ModelError` naming file, field and value."""
     fixed = dict(family.sets)
     gated = bool(fixed.pop("gated", False))
-    needed = {*NEEDED, *family.needs} - set(family.optional)
-    values: Values = {"name": c.where, "family": row} | fixed
-    for dimension, keys in family.reads.items():
-        if keys:
-            key = _first(c, keys)
-            none = c.has(key) and "experts.count" in family.optional and c.value(key) == 0
-            if dimension == "experts.count" and ((c.spelled(key) and not c.has(key)) or none):
-                # Null says that there are none; so does zero in a family that may have none.
-                needed -= _ROUTED
-                if none:
-                    continue
-            if dimension in _ROUTED - needed and c.value(key) == 0 and c.has(key):
-                continue  # Granite 4 without experts says of each token that it visits none
-            values[dimension] = _field(c, dimension, key, dimension in needed)
-            if dimension == "layers":
-                counted(values["layers"], MOST_LAYERS, f"{c.where}: '{key}'", ModelError)
-            if dimension == "kv_heads" and not values[dimension] and not c.spelled(key):
-                c.defaults[key] = values["heads"]
+    values: Values = {"name": c.where, "family": row} | fixed | _dimensions(c, family)
     if "activation" in values:
         values["activation"] = _activation(values["activation"], gated)
     for rule in family.rules:
@@ -160,6 +143,29 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
             named = ", ".join(f"{name} {value}" for name, value in c.defaults.items())
             raise ModelError(f"{error}; not in the config, so by default of {c.kind}: {named}") from None
     return shape
+
+
+def _dimensions(c: Config, family: Family) -> Values:
+    """Dimensions as the config's fields have them."""
+    needed = {*NEEDED, *family.needs} - set(family.optional)
+    values: Values = {}
+    for dimension, keys in family.reads.items():
+        if keys:
+            key = _first(c, keys)
+            none = c.has(key) and "experts.count" in family.optional and c.value(key) == 0
+            if dimension == "experts.count" and ((c.spelled(key) and not c.has(key)) or none):
+                # Null says that there are none; so does zero in a family that may have none.
+                needed -= _ROUTED
+                if none:
+                    continue
+            if dimension in _ROUTED - needed and c.value(key) == 0 and c.has(key):
+                continue  # Granite 4 without experts says of each token that it visits none
+            values[dimension] = _field(c, dimension, key, dimension in needed)
+            if dimension == "layers":
+                counted(values["layers"], MOST_LAYERS, f"{c.where}: '{key}'", ModelError)
+            if dimension == "kv_heads" and not values[dimension] and not c.spelled(key):
+                c.defaults[key] = values["heads"]
+    return values
 
 
 def _first(c: Config, keys: str) -> str:

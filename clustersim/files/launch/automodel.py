@@ -254,10 +254,27 @@ def _lengths(options: dict[Key, OptionValue]) -> list[str]:
     return [f"{length.where}: {length.name}: attention sees one document in each pack; [model.packing] says others"]
 
 
+def _targets(options: dict[Key, OptionValue], asked: OptionValue) -> list[str]:
+    """The modules that adapters stand beside, by name, whose options are taken out.
+
+    Raises :class:`ScenarioError` for patterns of modules other than ``*_proj``.
+    """
+    every = options.pop(("config", "peft.match_all_linear"), None)
+    named = options.pop(("config", "peft.target_modules"), None)
+    words = [USUAL_TARGETS] if named is None else named.value if isinstance(named.value, list) else [named.value]
+    patterns = [word for word in words if "*" in str(word) and word != USUAL_TARGETS]
+    if patterns:
+        raise ScenarioError(
+            f"{asked.where}: target_modules {shown(patterns[0])} is a pattern; list the modules it names"
+        )
+    targets = [ALL_LINEAR if word == USUAL_TARGETS else str(word) for word in words]
+    return [ALL_LINEAR, "lm_head"] if every is not None and flag(every) else targets
+
+
 def _adapters(options: dict[Key, OptionValue]) -> list[str]:
     """LoRA in PEFT's words (``PeftConfig`` and ``ModuleMatcher``); returns a note.
 
-    Raises :class:`ScenarioError` for patterns of modules other than ``*_proj``, and for adapters beside split experts.
+    Raises :class:`ScenarioError` for adapters beside split experts, and as :func:`_targets` does.
     """
     asked = next((option for (_, name), option in options.items() if name.startswith("peft.")), None)
     quantized = options.pop(("config", "quantization.load_in_4bit"), None)
@@ -270,17 +287,7 @@ def _adapters(options: dict[Key, OptionValue]) -> list[str]:
     experts = options.get(("config", "distributed.ep_size"))
     if experts is not None and str(experts.value) != "1":
         raise ScenarioError(f"{asked.where}: {asked.name}: adapters of experts that are spread are not played")
-    every = options.pop(("config", "peft.match_all_linear"), None)
-    named = options.pop(("config", "peft.target_modules"), None)
-    words = [USUAL_TARGETS] if named is None else named.value if isinstance(named.value, list) else [named.value]
-    patterns = [word for word in words if "*" in str(word) and word != USUAL_TARGETS]
-    if patterns:
-        raise ScenarioError(
-            f"{asked.where}: target_modules {shown(patterns[0])} is a pattern; list the modules it names"
-        )
-    targets = [ALL_LINEAR if word == USUAL_TARGETS else str(word) for word in words]
-    if every is not None and flag(every):
-        targets = [ALL_LINEAR, "lm_head"]
+    targets = _targets(options, asked)
     rank = options.pop(("config", "peft.dim"), OptionValue("peft.dim", 8, asked.where))
     dropout = options.pop(("config", "peft.dropout"), None)
     weights = options.get(("config", "automodel.weights"), OptionValue("torch_dtype", "bfloat16", asked.where))

@@ -73,17 +73,8 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     world = count_in(fields.get("cluster.world"))
     if world and counts["nodes"] and world % counts["nodes"] == 0 and not cluster.get("nodes"):
         cluster_table.setdefault("gpus_per_node", world // counts["nodes"])
-    if world and "nodes" not in cluster_table:
-        gpus = cluster_table.get("gpus_per_node") or len(fabrics.load(topology, nodes=1).gpus)
-        cluster_table["nodes"] = max(1, world // gpus)
-        if world > gpus and world % gpus:
-            by = fields.by["cluster.world"]
-            raise ScenarioError(
-                f"{by.where}: {by.name} {world} does not fill nodes of {gpus} GPUs; give --nodes and --gpus-per-node"
-            )
-    alone = world and cluster_table.get("nodes") == 1 and "gpus_per_node" not in cluster_table
-    if alone and world <= len(fabrics.load(topology, nodes=1).gpus):  # it may have more GPUs
-        cluster_table["gpus_per_node"] = world
+    if world:
+        _place(cluster_table, world, topology, fields)
     if "nodes" not in cluster_table:
         raise OpenQuestion(file, NODES)
     built = fitting.load(
@@ -95,6 +86,24 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
         by = fields.by["cluster.world"]
         notes.append(f"{ranks} ranks as asked for; {by.where}: {by.name} says {world}")
     return cluster_table, ranks
+
+
+def _place(cluster_table: Tables, world: int, topology: str, fields: ScenarioFields) -> None:
+    """Put so many ranks on nodes, where nothing says how many of these.
+
+    Raises :class:`ScenarioError` where they do not fill them.
+    """
+    if "nodes" not in cluster_table:
+        gpus = cluster_table.get("gpus_per_node") or len(fabrics.load(topology, nodes=1).gpus)
+        cluster_table["nodes"] = max(1, world // gpus)
+        if world > gpus and world % gpus:
+            by = fields.by["cluster.world"]
+            raise ScenarioError(
+                f"{by.where}: {by.name} {world} does not fill nodes of {gpus} GPUs; give --nodes and --gpus-per-node"
+            )
+    alone = cluster_table["nodes"] == 1 and "gpus_per_node" not in cluster_table
+    if alone and world <= len(fabrics.load(topology, nodes=1).gpus):  # it may have more GPUs
+        cluster_table["gpus_per_node"] = world
 
 
 NODES = "does not say on how many nodes it runs; give --nodes, such as --nodes 4"
