@@ -58,12 +58,12 @@ assert max(loads) == max(loads[i] for i in between) > 0.94
 assert min(loads[i] for i in between) < 0.8
 assert played["tree, ECMP"]["all_reduce"].makespan > 1.2 * played["rails"]["all_reduce"].makespan
 
-# Overlap: half of what was exposed goes; there is more of it than of compute; and memory pays.
+# Overlap: half of what was exposed goes; there is more of it than of compute; memory hardly pays.
 assert where.exposed["EP"] > where.compute
 beside = train(QWEN, 4, ep=32, microbatches=4, ep_overlap=True)
 assert 0.4 < beside.where[0].exposed["EP"] / where.exposed["EP"] < 0.6
 assert step_of(beside) < 0.8 * step_of(mine)
-assert beside.memory.at_peak()["activations"] > 1.5 * mine.memory.at_peak()["activations"]
+assert 1.0 <= beside.memory.at_peak()["activations"] / mine.memory.at_peak()["activations"] < 1.1
 
 # The first exercise.
 pairs = [(train(model), train(model, dispatcher="allgather")) for model in ("mixtral-8x7b", QWEN)]
