@@ -12,25 +12,6 @@ from clustersim.explain.compare import compare
 from clustersim.explain.explain import explain
 from clustersim.files.traces import read, sniff
 
-COLUMNS = "size,count,type,redop,root,time,algbw,busbw"
-ROW = "1024,256,float,sum,-1,9.5,0.1,0.2"
-SHEETS = {
-    "units": f"size(B),count,type,redop,root,time(us),algbw(GB/s),busbw(GB/s)\n{ROW}\n",
-    "names": f"{COLUMNS.replace('time,', 'oop_time,').replace('busbw', 'oop_busbw')}\n{ROW}\n",
-    "comments": f"# nThread 1 nGpus 8\n#{COLUMNS}\n{ROW}\n",
-}
-
-
-@pytest.mark.parametrize("name", SHEETS)
-def test_nccl_tests_with_commas_is_told_what_to_give(tmp_path: Path, name: str):
-    """It was "no header with size, count, type, time, algbw and busbw", which it has."""
-    path = tmp_path / "t.csv"
-    path.write_text(SHEETS[name])
-    with pytest.raises(
-        TraceError, match=r"parted by commas .* give the log as it was printed, or a CSV with the columns"
-    ):
-        read([path])
-
 
 def test_a_profile_of_perfetto_is_told_what_to_record(tmp_path: Path):
     path = tmp_path / "results.pftrace"

@@ -65,6 +65,8 @@ def _system(text: str, path: Path) -> ET.Element:
             "nvidia-smi topo -m or NCCL_TOPO_DUMP_FILE of a node, and say the network in [fabric] of what is written"
         )
     # NCCL's own reader passes over comments that XML forbids: a line of dashes, or one before the declaration.
+    if not text.lstrip("\ufeff \t\r\n").startswith("<"):
+        text = _inside(text, path)
     plain = _PASSED_OVER.sub(lambda passed: "\n" * passed[0].count("\n"), text)
     if "<!" in plain:
         raise TopologyError(f"{path}: declares a type or entities, which NCCL's dumps do not")
@@ -81,6 +83,21 @@ def _system(text: str, path: Path) -> ET.Element:
         raise TopologyError(f"{path}: holds <{texts.short(root.tag)}>, not the <system> of NCCL_TOPO_DUMP_FILE")
     _part_merged(root)
     return root
+
+
+def _inside(text: str, path: Path) -> str:
+    """The dump that stands in a page or behind a command. Raises :class:`TopologyError` where there is none, or two."""
+    dumps = re.findall(r"<system\b.*?(?:</system>|\Z)", text, re.DOTALL)
+    if len(dumps) == 1:
+        return str(dumps[0])
+    if dumps:
+        raise TopologyError(f"{path}: holds {len(dumps)} dumps of NCCL; give one of them")
+    if re.search(r"^\s*GPU0GPU1", text, re.MULTILINE):
+        raise TopologyError(
+            f"{path}: the columns of nvidia-smi topo -m are run together ('GPU0GPU1'), so that a GPU's cores and its "
+            "NUMA node cannot be told apart; give the matrix with the blanks between them"
+        )
+    raise TopologyError(f"{path}: tells no machine in a way that is read; what does: {', '.join(TOOLS)}")
 
 
 def _part_merged(root: ET.Element) -> None:

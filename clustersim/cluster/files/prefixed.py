@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from clustersim.cluster.files import matrix_tables
 from clustersim.core import texts
 from clustersim.core.errors import TopologyError
 
@@ -21,8 +22,11 @@ _TIME = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?")
 
 
 def plain_text(path: Path) -> str:
-    """The text of a file, without prefixes. Raises :class:`TopologyError` where it cannot be read."""
-    return without_prefixes(texts.text_of(path, TopologyError))
+    """The text of a file, without prefixes, and with a page's tables as they were printed.
+
+    Raises :class:`TopologyError` where it cannot be read.
+    """
+    return without_prefixes(matrix_tables.as_printed(texts.text_of(path, TopologyError)))
 
 
 def without_prefixes(text: str) -> str:

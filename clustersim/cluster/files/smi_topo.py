@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from clustersim.cluster.files import wires
+from clustersim.cluster.files.matrix_tables import WORD
 from clustersim.cluster.files.tool_texts import MATRIX_HEAD, unstyled
 from clustersim.core import gpu_file
 from clustersim.core.device import Device, device
@@ -31,9 +32,8 @@ _NAMED = re.compile(
 """A GPU's name in nvidia-smi's table, in its list (-L, collect_env of PyTorch and vLLM), and in its CSV."""
 _NEAR = ({"PIX"}, {"PIX", "PXB"})
 """Below one switch; below switches that one above them joins."""
-_WORDS = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
-_GLUED = re.compile(rf"(?:GPU\d+|NIC\d+){{2,}}|(?:{_WORDS.pattern}){{2,}}")
-_GLUED_PART = re.compile(rf"GPU\d+|NIC\d+|{_WORDS.pattern}")
+_GLUED = re.compile(rf"(?:GPU\d+|NIC\d+){{2,}}|(?:{WORD.pattern}){{2,}}")
+_GLUED_PART = re.compile(rf"GPU\d+|NIC\d+|{WORD.pattern}")
 """Columns between which reports of many NICs (collect_env of PyTorch and vLLM) lose the space."""
 _SPEEDS = ((104, "32.0"), (103, "64.0"), (90, "32.0"), (80, "16.0"), (0, "8.0"))
 """GT/s of a lane, by compute capability from there on."""
@@ -171,7 +171,7 @@ def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
         )
     for name in names:
         row = matrix[name]
-        wrong = next((short(row.get(name, "")) for name in names if not _WORDS.fullmatch(row.get(name, ""))), None)
+        wrong = next((short(row.get(name, "")) for name in names if not WORD.fullmatch(row.get(name, ""))), None)
         if wrong in _PEERS:
             raise TopologyError(
                 f"{path}: says which GPUs may reach each other ({wrong!r}), as nvidia-smi topo -p2p does, and not what "

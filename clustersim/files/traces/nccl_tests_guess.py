@@ -46,15 +46,20 @@ def columns_of(line: str) -> list[str]:
     return ["size", "count", "type", "redop", "root", *timed, *timed]
 
 
-FEWEST = 4
-"""Commas between the columns of a sheet that has nccl-tests' own."""
+FEWEST = 3
+"""Marks between the columns of a sheet or a page's table that has nccl-tests' own."""
 
 
 def no_table(text: str) -> str:
-    """Why a text of nccl-tests has no table: commas part its columns, as a sheet's, or it has no header."""
-    if any("busbw" in line and line.count(",") >= FEWEST for line in text.splitlines()):
+    """Why a text of nccl-tests has no table: columns of a sheet or a page that are not nccl-tests' alone, or none."""
+    parted = (line for line in text.splitlines() if "busbw" in line.lower())
+    if any(max(map(line.count, ",;|")) >= FEWEST for line in parted):
         instead = shared_advice("table").removeprefix("give ")
-        return f"columns of nccl-tests parted by commas are not read: give the log as it was printed, or {instead}"
+        return (
+            "beside busbw stand columns or units that are not nccl-tests' (size in bytes, count, type, redop, root, "
+            "time in us, algbw and busbw in GB/s, #wrong), empty cells, or a size over its time that is not its algbw: "
+            f"give the log as it was printed, or {instead}"
+        )
     return "no table of nccl-tests: no header with size, count, type, time, algbw and busbw"
 
 

@@ -17,7 +17,7 @@ from statistics import median
 
 from clustersim.collectives.nccl.settings import environment_of
 from clustersim.core.errors import TraceError
-from clustersim.files.traces import files, prefixes
+from clustersim.files.traces import files, nccl_tests_page, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.nccl_tests_guess import BARE, Cells, columns_of, guessed, no_table, ranks_of
 from clustersim.files.traces.nccl_tests_run import (
@@ -57,7 +57,7 @@ _HEADER = ("size", "count", "type")
 
 def sniff(head: Head) -> Likeness:
     """Whether this is nccl-tests' text."""
-    named = "# nThread" in head.text or "algbw" in head.text
+    named = "# nThread" in head.text or "algbw" in head.text or nccl_tests_page.is_named(head.text)
     found = likeness(named=named, shaped=bool(_TABLE.search(head.text)))
     return max(found, Likeness.AMONG) if BARE.search(head.text) else found
 
@@ -79,10 +79,12 @@ def read(path: Path) -> Samples:
     columns = list[str]()
     tables = 0
     rows: list[_Row] = []
-    notes: list[str] = []
     own = bare = 0
     begun: list[str] = []  # of a row that a line of NCCL's own has cut
-    for number, raw in enumerate(prefixes.lines(path, _WANTED), start=1):
+    page = files.log(path)
+    text, taken = nccl_tests_page.as_printed(page)
+    notes = [f"{path}: {note}" for note in taken]
+    for number, raw in enumerate(prefixes.lines_of(text, _WANTED), start=1):
         line = raw.strip()
         own += " NCCL INFO " in line
         if not line:
@@ -91,12 +93,14 @@ def read(path: Path) -> Samples:
         if not columns and (columns := columns_of(line)):
             tables += 1
             bare = number
-            run.gpus = run.gpus if run.started else 0
+            run.pasted()
         if tuple(words[:3]) == _HEADER or tuple(words[:3]) == ("bytes", "N", "type"):
             _table(rows, run, sieve, str(path), notes)
             columns = words
             run.milliseconds = words[0] == "bytes"
             tables = tables + 1
+            if text is not page:
+                run.pasted()
         elif columns and line[0].isdigit():
             begun, words = _whole_row(begun, line, words, columns)
             if not begun:
@@ -110,7 +114,7 @@ def read(path: Path) -> Samples:
             _learn(run, line, sieve)
     _table(rows, run, sieve, str(path), notes)
     if not tables:
-        raise TraceError(f"{path}: {no_table(files.log(path))}")
+        raise TraceError(f"{path}: {no_table(text)}")
     if bare:
         _ask(f"{path}:{bare}", sieve, notes)
     notes += _ending(path, sieve, own=own > 0)

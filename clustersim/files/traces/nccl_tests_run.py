@@ -61,6 +61,10 @@ class NcclTestsRun:
             known["NCCL_NVLS_ENABLE"] = "0"
         return " ".join(f"{name}={value}" for name, value in known.items())
 
+    def pasted(self) -> None:
+        """Take it that rows were copied alone: nothing says how ranks were started, unless lines above them did."""
+        self.gpus = self.gpus if self.started else 0
+
     def members(self) -> tuple[int, int]:
         """Ranks and nodes of the first group (NCCL_TESTS_SPLIT runs several at once); 0 where the log lists none, or
         not all that there must be."""

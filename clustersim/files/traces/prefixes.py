@@ -56,8 +56,13 @@ def lines(path: Path, wanted: str) -> Iterator[str]:
 
     Raises :class:`TraceError` where the file cannot be read.
     """
+    yield from lines_of(files.log(path), wanted)
+
+
+def lines_of(text: str, wanted: str) -> Iterator[str]:
+    """The same, of a text."""
     before = _before(wanted)
-    for line in _joined(unpacked(files.log(path))):
+    for line in _joined(unpacked(text)):
         match = before.match(line)
         yield line[match.end() :] if match else line
 
