@@ -502,3 +502,11 @@ def test_rdma_in_software_is_told_and_no_module_is_asked_for(tmp_path: Path, oth
     lines += ["NET/IB : GPU Direct RDMA Disabled for HCA 0 'rxe0'"]
     kinds = [cause.kind for cause in told(tmp_path / "a.log", log(lines, hosts=1, gpus=1)).causes]
     assert kinds == ["soft_rdma"] + ["gdr_off"] * bool(other)
+
+
+def test_tcp_has_no_gpudirect_that_could_be_off(tmp_path: Path) -> None:
+    """It was nvidia-peermem that should be loaded for a network of sockets."""
+    lines = ["NET/Socket : Using [0]lo:127.0.0.1<0>", "Using network Socket"]
+    lines += ["NET/Socket : GPU Direct RDMA Disabled for HCA 0 'lo'"]
+    kinds = [cause.kind for cause in told(tmp_path / "a.log", log(lines, hosts=1, gpus=1)).causes]
+    assert "gdr_off" not in kinds

@@ -80,6 +80,17 @@ def test_a_matrix_in_a_pages_table_is_the_matrix(tmp_path: Path, dress: Callable
     assert machine(tmp_path, dress(MATRIX)) == plain
 
 
+@pytest.mark.parametrize("self", ["-", "self", "—", ""])
+def test_what_a_page_writes_for_a_part_itself_is_no_word(tmp_path: Path, self: str):
+    rows = [[self if cell == "X" else cell for cell in row] for row in MATRIX]
+    assert machine(tmp_path, markdown(rows)) == machine(tmp_path, markdown(MATRIX))
+
+
+def test_blanks_of_a_page_are_blanks(tmp_path: Path):
+    plain = "".join("\t".join(row) + "\n" for row in MATRIX)
+    assert machine(tmp_path, plain.replace("\t", "\xa0\xa0")) == machine(tmp_path, plain)
+
+
 def test_the_one_nic_that_has_no_row_is_its_column(tmp_path: Path):
     columns = [0, 1, 2, 3, 4, 5, 7, 8]
     whole = [[row[i] for i in columns] for row in MATRIX[:6]]

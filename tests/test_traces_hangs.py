@@ -128,6 +128,25 @@ def test_all_enqueued_and_none_started_is_what_comes_before(tmp_path: Path):
     assert fault.cause == "none_started"
 
 
+def test_where_no_start_was_recorded_nobody_is_said_not_to_have_started(tmp_path: Path):
+    """PyTorch records starts with TORCH_NCCL_ENABLE_TIMING alone: it was "none started it", of a kernel before it."""
+    ranks = {rank: calls(entry(4, "scheduled")) for rank in range(4)}
+    for entries in ranks.values():
+        for call in entries:
+            call["time_discovered_started_ns"] = None
+    (fault,) = hang(tmp_path, ranks).faults
+    assert fault.cause == "stuck_together"
+    assert "all ranks called it and none ended it" in fault.text
+
+
+def test_a_start_on_one_rank_says_that_starts_are_recorded(tmp_path: Path):
+    ranks = {rank: calls(entry(4, "scheduled" if rank == 2 else "started")) for rank in range(4)}
+    for call in ranks[2]:
+        call["time_discovered_started_ns"] = None
+    (fault,) = hang(tmp_path, ranks).faults
+    assert (fault.cause, fault.look_at) == ("not_started", [2])
+
+
 def test_who_did_not_end_what_others_ended(tmp_path: Path):
     ranks = {rank: calls(entry(4, "started" if rank == 1 else "completed")) for rank in range(4)}
     (fault,) = hang(tmp_path, ranks).faults
@@ -399,6 +418,28 @@ def test_a_watchdogs_log_of_ranks_that_all_wait_says_so(tmp_path: Path):
     assert traces.read(path).faults[0].cause == "stuck_together"
     path.write_text("".join(timeout(rank, 7, "BROADCAST") for rank in (0, 1, 3)))
     assert traces.read(path).faults[0].no_dump == [2]
+
+
+@pytest.mark.parametrize("cut", [("timeout: ", "Work"), ("=600000)", " ran"), ("OpType=ALLREDUCE, ", "Numel")])
+def test_a_watchdogs_line_that_an_editor_has_cut_is_whole(tmp_path: Path, cut: tuple[str, str]):
+    path = tmp_path / "job.log"
+    whole = "".join(timeout(rank, 7) for rank in range(4))
+    assert "".join(cut) in whole
+    path.write_text(whole.replace("".join(cut), f"{cut[0].rstrip()} \n{cut[1].lstrip()}"))
+    (fault,) = traces.read(path).faults
+    assert (fault.cause, fault.seq) == ("stuck_together", 7)
+
+
+def test_a_watchdog_that_is_itself_stuck_is_told_where_nothing_else_is(tmp_path: Path):
+    """It was no format that is known."""
+    path = tmp_path / "job.log"
+    path.write_text(
+        "[rank3]:[E914 10:00:00.1 ProcessGroupNCCL.cpp:1683] [PG ID 0 PG GUID 0(default_pg) Rank 3] ProcessGroupNCCL's "
+        "watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.\n"
+    )
+    told = traces.read(path)
+    assert told.faults == []
+    assert told.lines == ["rank 3: its watchdog itself was stuck for 480 s: a call of CUDA or NCCL"]
 
 
 def pg_line(rank: int, group: int, work: int, enqueued: int, completed: int) -> str:

@@ -12,8 +12,8 @@ _HEAD = re.compile(r"GPU0\W*[|,;]\W*GPU1\b")
 
 
 def as_printed(text: str) -> str:
-    """The text with its tables of what joins GPUs as nvidia-smi prints them."""
-    return with_tables(text, _HEAD, _matrix)
+    """The text with its tables of what joins GPUs as nvidia-smi prints them, and plain blanks for a page's."""
+    return with_tables(text.replace("\xa0", " "), _HEAD, _matrix)
 
 
 def _matrix(rows: Rows) -> list[str]:
@@ -27,7 +27,9 @@ def _matrix(rows: Rows) -> list[str]:
     places = [place for place, name in enumerate(head) if name and place != label and place not in about]
     names = [head[place] for place in places]
     words = {row[label]: row for row in body if len(row) == len(head) and row[label] in names}
-    cells = {name: [row[place].upper() for place in places] for name, row in words.items()}
+    cells = {
+        name: ["X" if head[place] == name else row[place].upper() for place in places] for name, row in words.items()
+    }
     if not cells or not all(WORD.fullmatch(cell) for row in cells.values() for cell in row):
         return []
     missing = [place for place, name in enumerate(names) if name not in cells]

@@ -16,7 +16,7 @@ from clustersim.core.errors import TopologyError
 
 TOOLS = {
     "NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE": "of NCCL and RCCL; with the PCI tree alone NVLink is the board's",
-    "nvidia-smi topo -m": "with or without NUMA nodes and NICs; --gpu or nvlink -s says which GPUs",
+    "nvidia-smi topo -m": "with or without NUMA nodes and NICs, in a page's table too; --gpu or nvlink -s says which",
     "lstopo --of xml": "hwloc 1.11 to 2.x",
     "rocm-smi --showtopo": "its table of link types, with --gpu and --nics",
     "ibstat, ibstatus, ibv_devinfo -v, nvidia-smi nvlink -s": "beside one of the others: rates, and what is down",

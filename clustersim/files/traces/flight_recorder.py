@@ -52,12 +52,16 @@ def read(paths: Sequence[Path]) -> HangReport:
     """Why the ranks of these dumps wait. Raises :class:`TraceError` for a file that is no whole dump."""
     skipped: Counter[str] = Counter()
     dumps: dict[int, Dump] = {}
+    starts: set[bool | None] = set()
     for path in paths:
         table = _load(path)
         rank = _rank(path, table)
         if rank in dumps:
             raise TraceError(f"{path}: rank {rank} again; give one dump per rank")
         dumps[rank] = _dump(table, skipped)
+        starts.add(_saw_starts(table))
+    if False in starts and True not in starts:
+        dumps = {rank: _starts_untold(dump) for rank, dump in dumps.items()}
     return explained(", ".join(map(str, paths)), dumps, skipped)
 
 
@@ -131,6 +135,33 @@ def _dump(table: Table, skipped: Counter[str]) -> Dump:
     if not calls and not messages:
         calls = list(_by_status(table))
     return Dump(tuple(calls), tuple(messages), dict(_members(table.get("pg_config"))), forgot)
+
+
+def _saw_starts(table: Table) -> bool | None:
+    """Whether the recorder saw calls of this rank start; None where the dump does not tell.
+
+    It does with TORCH_NCCL_ENABLE_TIMING alone (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp); else all calls
+    that did not end are "scheduled", those that ended have no time at which they began, and the group's last call that
+    started stays -1.
+    """
+    listed, status = table.get("entries"), table.get("pg_status")
+    whole = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    groups = [last for last in status.values() if isinstance(last, dict)] if isinstance(status, dict) else []
+    if any(entry.get("time_discovered_started_ns") or entry.get("state") == "started" for entry in whole):
+        return True
+    if any(last.get("last_started_collective", -1) != -1 for last in groups):
+        return True
+    return False if any(entry.get("time_discovered_completed_ns") for entry in whole) else None
+
+
+def _starts_untold(dump: Dump) -> Dump:
+    """The dump of a job whose starts were not recorded."""
+    calls = (replace(call, started=None) if call.started is False else call for call in dump.calls)
+    ends = (
+        replace(end, call=replace(end.call, started=None)) if end.call.started is False else end
+        for end in dump.messages
+    )
+    return replace(dump, calls=tuple(calls), messages=tuple(ends))
 
 
 def _coalesced(entries: list[Any]) -> dict[int, int]:

@@ -291,7 +291,8 @@ def _by_progress(
         advice += _before(idle, by_rank, dumps) + late
         return replace(bare, text=bare.text + verdict, cause="none_started", advice=advice)
     if ended:
-        verdict = f"{rank_list(waiting)} started it and did not end it; {rank_list(ended)} did"
+        word = "called" if all(by_rank[rank].started is None for rank in waiting) else "started"
+        verdict = f"{rank_list(waiting)} {word} it and did not end it; {rank_list(ended)} did"
         advice = (
             f"look at {rank_list(waiting)}: its GPU (Xid errors in dmesg, nvidia-smi), its NIC and its process{late}"
         )

@@ -21,7 +21,7 @@ _CHANNEL = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[(\w+)\])? -> (\d+)(?:\[(\w+)\])?(?: \[(send|receive)\])? via "
     r"(.+?)(?: comm 0x\w+.*)?$"
 )
-_NO_GDR = re.compile(r"GPU Direct RDMA Disabled for (.+)$")
+_NO_GDR = re.compile(r"^(?!.*NET/Socket\b).*GPU Direct RDMA Disabled for (.+)$")
 _NO_PEER = re.compile(
     r"No GDR support: (.+)$|\b((?:nv_peer_mem|nvidia[-_]peermem)\b.*(?:not (?:loaded|found)|missing).*)$"
 )

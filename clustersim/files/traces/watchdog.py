@@ -27,6 +27,8 @@ _WORK = re.compile(
 )
 _WRAPPED = re.compile(r"(Work\w{0,20}\((?:[^()\n]|\(ms\)){0,300})\n((?:[^()\n]|\(ms\)){0,300}\) ran for)")
 """A work that a terminal or an editor has cut in two."""
+_BROKEN = re.compile(r"(operation timeout:|Timeout\(ms\)=\d{1,15}\))[ \t]*\n[ \t]*(?=Work\w{0,20}\(|ran for )")
+"""Where a line is cut before or behind its work."""
 _NUMEL = re.compile(r"Numel(In|Out)=(\d{1,18})")
 _TIMEOUT = re.compile(r"Timeout\(ms\)=(\d{1,15})")
 _PROGRESS = re.compile(
@@ -35,10 +37,12 @@ _PROGRESS = re.compile(
 )
 _AT = re.compile(r"detected by watchdog at work(?: sequence id)?: (\d{1,18})")
 _SIGNAL = re.compile(r"Rank (\d{1,9})\][^\n]*?(?:dump signal|signal)[^\n]*? from(?: global)? rank (\d{1,9})")
-_STUCK = re.compile(r"Rank (\d{1,9})\][^\n]*?(?:watchdog|monitor)[^\n]*?(?:got stuck|stuck) for (\d+) seconds", re.I)
+_STUCK = re.compile(
+    r"[Rr]ank ?(\d{1,9})\][^\n]*?(?:watchdog|monitor)[^\n]*?(?:got stuck|stuck) for (\d+) seconds", re.I
+)
 _KNOWN = re.compile(
     r"Watchdog caught collective operation timeout|last enqueued (?:NCCL )?work: -?\d|OpType=\w+, .*Timeout\(ms\)="
-    r"|Root Cause \(first observed failure\):"
+    r"|Root Cause \(first observed failure\):|watchdog got stuck for \d+ seconds without making progress"
 )
 _FIELD = r" {1,4}(?:host {6}|rank {6}|exitcode {2}): "
 """How the fields of torchrun's block begin."""
@@ -86,7 +90,7 @@ def read(paths: Sequence[Path]) -> HangReport:
     unnumbered: dict[str, None] = {}
     notes: dict[str, None] = {}
     told_to_dump: set[int] = set()
-    texts = [_WRAPPED.sub(r"\1\2", _plain(path)) for path in paths]
+    texts = [_BROKEN.sub(r"\1 ", _WRAPPED.sub(r"\1\2", _plain(path))) for path in paths]
     exits = [ended for text in texts for ended in _exits(text)]
     for line in (line for text in texts for line in text.splitlines()):
         if (match := _WORK.search(line)) and "imeout" in line and match["seq"] is None:
@@ -109,7 +113,7 @@ def read(paths: Sequence[Path]) -> HangReport:
     calls = _with_groups(calls, progress)
     for place, counts in progress.items():
         calls.setdefault(place, _unnamed(place.group, counts))
-    if not (calls or exits or told_to_dump or unnumbered):
+    if not (calls or exits or unnumbered or notes):
         raise TraceError(f"{paths[0]}: no line of PyTorch's watchdog (a collective's timeout, last enqueued work)")
     if unnumbered:
         notes |= unnumbered
