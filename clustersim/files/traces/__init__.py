@@ -173,7 +173,7 @@ _ROWS = (
     Format(
         "nccl_tests",
         "nccl-tests log",
-        "nccl-tests of 2015 to 2.20 and rccl-tests, behind any launcher's prefixes, among NCCL's lines, in a page's table or a sheet",
+        "nccl-tests of 2015 to 2.20, rccl-tests, behind launchers' prefixes, among NCCL's lines, in a page or a sheet",
         sniff=nccl_tests_log.sniff,
         read=_each(nccl_tests_log.read),
     ),
