@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from clustersim.cluster.files.nccl_xml import topology_text
 from clustersim.core.errors import TopologyError, TraceError
 from clustersim.files import traces
+from clustersim.files.traces import nccl_tests_page
 from clustersim.files.traces.samples import Samples
 
 Rows = list[list[str]]
@@ -221,3 +223,19 @@ def test_a_table_of_something_else_is_told_what_to_give(tmp_path: Path, rows: Ro
         TraceError, match=r"not nccl-tests' .* give the log as it was printed, or a CSV with the columns"
     ):
         samples(tmp_path, "all_reduce_perf:\n\n" + markdown(rows))
+
+
+def test_a_log_as_it_was_printed_is_the_same_text():
+    text = "#  size  count  type  time  algbw  busbw\n  1024  256  float  9.5  0.11  0.19\n| busbw | a, b |"
+    assert nccl_tests_page.as_printed(text)[0] is text
+
+
+@pytest.mark.parametrize("cell", ['"' + "x" * 200_000, "\0", '"', "|" * 5000])
+def test_cells_that_no_table_has_are_no_traceback(tmp_path: Path, cell: str):
+    for text in (sheet(table(OWN)), markdown(table(OWN)), sheet(MATRIX), markdown(MATRIX)):
+        path = tmp_path / "page.txt"
+        path.write_text(text.replace("X", cell, 1).replace("float", cell, 1))
+        with suppress(TraceError):
+            traces.read([path])
+        with suppress(TopologyError):
+            topology_text(path, "RTX-A6000")

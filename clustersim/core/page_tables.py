@@ -14,7 +14,7 @@ _MOST = 10_000
 
 
 def with_tables(text: str, head: re.Pattern[str], printed: Callable[[Rows], Iterable[str]]) -> str:
-    """A text in which those tables that ``printed`` gives lines for are these lines; it is as it was without any.
+    """A text in which those tables that ``printed`` gives lines for are these lines; the same text without any.
 
     head : what the line of a table's names holds. printed : the lines of a table's rows, the first of which is that
     line; none where it is another table.
@@ -27,6 +27,7 @@ def with_tables(text: str, head: re.Pattern[str], printed: Callable[[Rows], Iter
     lines = text.splitlines()
     out: list[str] = []
     i = 0
+    replaced = False
     while i < len(lines):
         mark = _mark_of(lines[i]) if head.search(lines[i]) else ""
         rows, end = _rows(lines, i, mark) if mark else ([], i)
@@ -34,10 +35,11 @@ def with_tables(text: str, head: re.Pattern[str], printed: Callable[[Rows], Iter
         if told:
             out += told
             i = end
+            replaced = True
         else:
             out.append(lines[i])
             i += 1
-    return "\n".join(out) + "\n"
+    return "\n".join(out) + "\n" if replaced else text
 
 
 def _mark_of(line: str) -> str:
@@ -52,7 +54,10 @@ def _rows(lines: list[str], start: int, mark: str) -> tuple[Rows, int]:
         end += 1
     block = lines[start:end]
     if mark != "|":
-        return [[cell.strip() for cell in row] for row in csv.reader(block, delimiter=mark)], end
+        try:
+            return [[cell.strip() for cell in row] for row in csv.reader(block, delimiter=mark)], end
+        except csv.Error:
+            return [], end
     grid = sum(line.lstrip().startswith("+") and _is_rule(line) for line in block) >= _GRID
     filled = [line.strip() for line in block if not _is_rule(line)]
     left = all(line.startswith("|") for line in filled)
