@@ -221,10 +221,11 @@ def test_an_encoder_and_a_decoder_are_known_by_name(name):
 def test_lengths_of_a_source_and_a_target_are_an_encoders_and_a_decoders_and_no_other_models():
     words = "torchrun --nproc_per_node 8 run_summarization.py --per_device_train_batch_size 4 --bf16 "
     words += "--max_source_length 512 --max_target_length 128 --model_name_or_path"
-    made = read(f"{words} google/flan-t5-base")
-    assert not [option for option in made.unplayed if "max_source_length" in option]
-    model = model_of(made.scenario)
-    assert (model.seq_len, "512 tokens to 128" in model.notes) == (128, True)
+    for name in ("google-t5/t5-small", "facebook/bart-large", "google/flan-t5-base"):
+        made = read(f"{words} {name}")
+        assert not [option for option in made.unplayed if "max_source_length" in option]
+        model = model_of(made.scenario)
+        assert (model.seq_len, "512 tokens to 128" in model.notes) == (128, True)
     assert [option for option in read(f"{words} gpt2").unplayed if "max_source_length" in option]
     with pytest.raises(ScenarioError, match="max_source_length"):
         read(f"{words.replace('512', 'long')} google/flan-t5-base")

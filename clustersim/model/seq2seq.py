@@ -1,9 +1,9 @@
-"""Encoder-decoder transformers: T5, BART, and the Transformer of "Attention Is All You Need".
+"""The Transformer of "Attention Is All You Need", and a decoder's attention to an encoder.
 
 Kernels are those of a dense block, of an encoder's with full attention and of a decoder's with causal attention, and
-cross-attention between them, whose keys and values are of the encoder's output. Names and order of tensors are Hugging
-Face's for T5 and BART, and fairseq's for the Transformer (Vaswani et al., arXiv:1706.03762; DeepLearningExamples
-PyTorch/Translation/Transformer trains its big size on WMT14 en-de).
+cross-attention between them, whose keys and values are of the encoder's output. Names and order of tensors are
+fairseq's (Vaswani et al., arXiv:1706.03762; DeepLearningExamples PyTorch/Translation/Transformer trains its big size on
+WMT14 en-de). T5, BART and their kin have a config.json: :mod:`.encoder_decoders`.
 """
 
 from __future__ import annotations
@@ -24,34 +24,23 @@ class Seq2SeqSize:
 
     Parameters
     ----------
-    style : ``t5`` (RMSNorm, no biases, relative positions), ``bart`` (learned positions, a norm of the embedding) or
-        ``plain`` (sinusoids). layers : of the encoder, and as many of the decoder. d_head : of an attention head.
-    vocab : rows of the table that both embeddings and the output share. source, target : usual tokens of a sample.
-    positions : rows of BART's learned table, its offset of two included.
+    layers : of the encoder, and as many of the decoder. d_head : of an attention head. vocab : rows of the table that
+        both embeddings and the output share. source, target : usual tokens of a sample.
     """
 
-    style: str
     layers: int
     d_model: int
     heads: int
     d_head: int
     d_ff: int
     vocab: int
-    source: int = 512
-    target: int = 512
-    positions: int = 0
+    source: int
+    target: int
 
 
 SEQ2SEQ = {
-    "t5-small": Seq2SeqSize("t5", 6, 512, 8, 64, 2048, 32_128),
-    "t5-base": Seq2SeqSize("t5", 12, 768, 12, 64, 3072, 32_128),
-    "t5-large": Seq2SeqSize("t5", 24, 1024, 16, 64, 4096, 32_128),
-    "t5-3b": Seq2SeqSize("t5", 24, 1024, 32, 128, 16_384, 32_128),
-    "t5-11b": Seq2SeqSize("t5", 24, 1024, 128, 128, 65_536, 32_128),
-    "bart-base": Seq2SeqSize("bart", 6, 768, 12, 64, 3072, 50_265, 1024, 1024, 1026),
-    "bart-large": Seq2SeqSize("bart", 12, 1024, 16, 64, 4096, 50_265, 1024, 1024, 1026),
     # A batch is cut by tokens, so that a sample's length hardly matters.
-    "transformer-big": Seq2SeqSize("plain", 6, 1024, 16, 64, 4096, 33_712, 32, 32),
+    "transformer-big": Seq2SeqSize(6, 1024, 16, 64, 4096, 33_712, 32, 32),
 }
 
 
@@ -60,8 +49,8 @@ def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eag
 
     ``seq_len`` : tokens of the source, and of the target; the usual ones by default.
 
-    >>> seq2seq("t5-large").parameters, seq2seq("bart-large").parameters
-    (737668096, 406291456)
+    >>> seq2seq("transformer-big").parameters
+    210878464
     """
     size = SEQ2SEQ[name] if seq_len is None else replace(SEQ2SEQ[name], source=seq_len, target=seq_len)
     encoder = _shape(name, size, size.source, False, implementation)
@@ -72,10 +61,10 @@ def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eag
             "encoder", size, encoder, (Tensor(shared, size.vocab * size.d_model, cut="vocab", width=size.d_model),)
         )
     ]
-    layers += [_block(f"encoder.{i}", size, i, encoder, None) for i in range(size.layers)]
+    layers += [_block(f"encoder.{i}", size, encoder, None) for i in range(size.layers)]
     layers.append(_embedding("decoder", size, decoder, ()))
-    layers += [_block(f"decoder.{i}", size, i, decoder, encoder) for i in range(size.layers)]
-    layers.append(_head(size, encoder, decoder, shared))
+    layers += [_block(f"decoder.{i}", size, decoder, encoder) for i in range(size.layers)]
+    layers.append(_head(size, decoder, shared))
     return Model(
         name,
         "seq2seq",
@@ -92,7 +81,6 @@ def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eag
 
 
 def _shape(name: str, size: Seq2SeqSize, tokens: int, causal: bool, implementation: str) -> TransformerShape:
-    t5 = size.style == "t5"
     return TransformerShape(
         name,
         "bert",
@@ -104,15 +92,11 @@ def _shape(name: str, size: Seq2SeqSize, tokens: int, causal: bool, implementati
         size.d_ff,
         size.vocab,
         tokens,
-        activation="gelu" if size.style == "bart" else "relu",
-        norm="rmsnorm" if t5 else "layernorm",
-        positions="learned" if size.style == "bart" else "none",
+        activation="relu",
+        norm="layernorm",
+        positions="none",
         causal=causal,
-        qkv_bias=not t5,
-        out_bias=not t5,
-        mlp_bias=not t5,
-        norm_bias=not t5,
-        post_norm=size.style != "t5",
+        post_norm=True,
         attn_dropout=True,
         hidden_dropout=True,
         attention="eager",
@@ -121,34 +105,26 @@ def _shape(name: str, size: Seq2SeqSize, tokens: int, causal: bool, implementati
 
 
 def _embedding(part: str, size: Seq2SeqSize, s: TransformerShape, table: Tensors) -> Layer:
-    """Tokens looked up in the shared table, with BART's own positions and norm."""
+    """Tokens looked up in the shared table, and sinusoids added."""
     width = float(s.seq_len * s.d_model)
-    kernels: list[Kernel] = [K.memory("gather", width, K.Passes(2, 3, 1, 5), cut="row")]
-    tensors = table
-    if size.style == "bart":
-        tensors += (Tensor(f"{part}.embed_positions.weight", size.positions * s.d_model, width=s.d_model),)
-        tensors += affine(f"{part}.layernorm_embedding", 1, s.d_model)
-        kernels += [K.memory("sum", width, K.Passes(3, 1, 2, 2)), K.norm(s, "norm", saved=1)]
-    elif size.style == "plain":
-        kernels.append(K.memory("sum", width, K.Passes(5, 2, 2, 1)))
-    kernels.append(K.memory("dropout", width, K.DROPOUT, saved=K.MASK))
-    return Layer(f"{part}.embedding", "embedding", tensors, tuple(kernels), activation_bytes=K.kept(kernels))
+    kernels = [
+        K.memory("gather", width, K.Passes(2, 3, 1, 5), cut="row"),
+        K.memory("sum", width, K.Passes(5, 2, 2, 1)),
+        K.memory("dropout", width, K.DROPOUT, saved=K.MASK),
+    ]
+    return Layer(f"{part}.embedding", "embedding", table, tuple(kernels), activation_bytes=K.kept(kernels))
 
 
-def _block(name: str, size: Seq2SeqSize, i: int, s: TransformerShape, source: TransformerShape | None) -> Layer:
+def _block(name: str, size: Seq2SeqSize, s: TransformerShape, source: TransformerShape | None) -> Layer:
     """A block of the encoder, or of the decoder with attention to what the encoder made of ``source``."""
     kernels = block_kernels(s)
     tensors = _attention(f"{name}.self_attn", size)
-    if size.style == "t5" and i == 0:  # relative positions, which the other layers use too
-        tensors += (Tensor(f"{name}.self_attn.relative_attention_bias.weight", 32 * size.heads, width=size.heads),)
     tensors += _norm(f"{name}.self_attn_layer_norm", size)
-    if size.style == "t5":
-        kernels += (K.memory("position_bias", float(s.heads) * s.seq_len**2, K.Passes(3, 1, 1, 1), cut="heads"),)
     if source is not None:
         kernels += cross_kernels(s, source)
         tensors += _attention(f"{name}.encoder_attn", size) + _norm(f"{name}.encoder_attn_layer_norm", size)
     for linear, n_in, n_out in (("fc1", s.d_model, s.d_ff), ("fc2", s.d_ff, s.d_model)):
-        tensors += affine(f"{name}.{linear}", n_in, n_out, bias=size.style != "t5")
+        tensors += affine(f"{name}.{linear}", n_in, n_out)
     tensors += _norm(f"{name}.final_layer_norm", size)
     boundary = float(s.seq_len * s.d_model)
     return Layer(name, "block", tensors, kernels, activation_bytes=K.kept(kernels), boundary_bytes=boundary)
@@ -194,17 +170,13 @@ def _fused(s: TransformerShape, u: int) -> tuple[Kernel, ...]:
     return (fused_attention(s, flops, qkvo, saved, max(1, round((s.seq_len * u) ** 0.5)), causal=False),)
 
 
-def _head(size: Seq2SeqSize, encoder: TransformerShape, decoder: TransformerShape, shared: str) -> Layer:
-    """The last norms (T5) and logits from the shared table."""
+def _head(size: Seq2SeqSize, decoder: TransformerShape, shared: str) -> Layer:
+    """Logits from the shared table."""
     kernels = [
         K.linear("logits", decoder.seq_len, size.d_model, size.vocab),
         K.cross_entropy(decoder, decoder.seq_len),
     ]
-    tensors: Tensors = ()
-    if size.style == "t5":
-        tensors = _norm("encoder.final_layer_norm", size) + _norm("decoder.final_layer_norm", size)
-        kernels = [K.norm(encoder, "encoder_norm"), K.norm(decoder, "norm"), *kernels]
-    tensors += (Tensor("lm_head.weight", size.vocab * size.d_model, tied_to=shared, cut="vocab", width=size.d_model),)
+    tensors = (Tensor("lm_head.weight", size.vocab * size.d_model, tied_to=shared, cut="vocab", width=size.d_model),)
     saved = decoder.seq_len * (size.d_model + 2.0 * size.vocab)
     return Layer(
         "head",
@@ -219,12 +191,9 @@ def _head(size: Seq2SeqSize, encoder: TransformerShape, decoder: TransformerShap
 def _attention(name: str, size: Seq2SeqSize) -> Tensors:
     width = size.heads * size.d_head
     h = size.d_model
-    bias = size.style != "t5"
-    inner = [
-        t for projection in ("k_proj", "v_proj", "q_proj") for t in affine(f"{name}.{projection}", h, width, bias=bias)
-    ]
-    return (*inner, *affine(f"{name}.out_proj", width, h, bias=bias))
+    inner = [t for projection in ("k_proj", "v_proj", "q_proj") for t in affine(f"{name}.{projection}", h, width)]
+    return (*inner, *affine(f"{name}.out_proj", width, h))
 
 
 def _norm(name: str, size: Seq2SeqSize) -> Tensors:
-    return affine(name, 1, size.d_model, bias=size.style != "t5")
+    return affine(name, 1, size.d_model)

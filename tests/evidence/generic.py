@@ -16,8 +16,9 @@ from clustersim.core.model import Model
 from clustersim.core.paths import shipped
 from clustersim.model.base import TransformerShape
 from clustersim.model.convnets import CONVNETS, convnet
-from clustersim.model.named_models import NETWORKS
+from clustersim.model.named_models import NETWORKS, model
 from clustersim.model.names import names, what
+from clustersim.model.published import config, configs
 from clustersim.model.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.model.transformer_model import build, execution
 from clustersim.model.transformer_xl import TRANSFORMER_XL, transformer_xl
@@ -71,9 +72,11 @@ def from_row(row: Row, *, implementation: str | None = None, gathers_masked: boo
         return NETWORKS[network_name]()
     if pair := _paired(_letters(name)):
         tokens = _whole(row, "seq_len")
-        if not tokens and SEQ2SEQ[pair].style != "plain":
+        if pair in SEQ2SEQ:
+            return seq2seq(pair, tokens or None, implementation=implementation or "eager")
+        if not tokens:
             raise ModelError(f"model {name!r}: the row gives no seq_len, and it runs at any")
-        return seq2seq(pair, tokens or None, implementation=implementation or "eager")
+        return model(pair, seq_len=tokens, attention="eager", implementation=implementation or "eager")
     for xl_name in TRANSFORMER_XL:
         if plain == _plain(xl_name):
             # Lambda's benchmark calls NVIDIA's script without its --adaptive.
@@ -88,7 +91,8 @@ def _paired(spelling: str) -> str:
     """The encoder-decoder that people mean, by letters and digits: ``t511b``, ``transformer``; empty for none."""
     if spelling in {"transformer", "transformerbig"}:
         return "transformer-big"
-    return next((name for name in SEQ2SEQ if spelling.startswith(name.replace("-", ""))), "")
+    pairs = (name for name in configs() if config(name).get("model_type") in {"t5", "bart"})
+    return next((name for name in pairs if spelling.startswith(_letters(name))), "")
 
 
 def _transformer(name: str, plain: str, row: Row, implementation: str | None, gathers_masked: bool) -> Model:
