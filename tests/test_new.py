@@ -344,6 +344,7 @@ def test_a_model_is_split_and_its_gradients_are_halved_before_anything_is_left_t
         ),
         (["plan", "--gpu", "A100"], "--gpu A100: taken for A100-SXM4-80GB"),
         (["topology", "--gpu", "A100-40GB"], "A100-40GB is also A100-PCIe-40GB; it is in aws-p4d"),
+        (["topology", "--gpu", "4090"], "wrote"),  # a name that is a number was taken, and then refused
         (["topology", "--topology", "hgx-h100", "--gpu", "A100"], "taken for A100-SXM4-40GB of hgx-h100; A100 is also"),
         (
             ["scenario", "--gpu", "GB200"],
@@ -356,6 +357,7 @@ def test_a_model_is_split_and_its_gradients_are_halved_before_anything_is_left_t
 def test_a_gpu_that_is_several_parts_is_said_to_be_taken_for_one(clustersim, tmp_path, arguments, words):
     kind, *rest = arguments
     done = clustersim("new", kind, tmp_path / "s.toml", *rest)
+    assert done.returncode == 0
     assert words in done.stdout
     named = clustersim("new", "topology", tmp_path / "t.toml", "--topology", "hgx-h100", "--gpu", "A100-SXM4-80GB")
     assert "taken for" not in named.stdout

@@ -49,7 +49,9 @@ def _parts(text: str) -> list[Device]:
     """The parts with the chip that a text names, in the order of their table."""
     bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
     first_words = {_tokens(d.name)[0] for d in devices().values()}
-    chip = next((token for words in (bare, text) for token in _tokens(words) if token in first_words), None)
+    named = by_name().get(text.strip().lower())  # 4090 is a whole name, and no chip's word
+    words_of = (named.name,) if named else (bare, text)
+    chip = next((token for words in words_of for token in _tokens(words) if token in first_words), None)
     if chip is None:
         raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
     return [d for d in devices().values() if _tokens(d.name)[0] == chip]
@@ -62,6 +64,8 @@ def other_parts(text: str, taken: Device) -> list[str]:
     >>> taken = devices()["A100-SXM4-80GB"]
     >>> other_parts("A100 80GB", taken), other_parts("A100-SXM4-80GB", taken)
     (['A100-PCIe-80GB'], [])
+    >>> other_parts("4090", devices()["RTX-4090"])
+    []
     """
     parts = _parts(text)
     memory = _memory_of(text, parts)
