@@ -141,7 +141,8 @@ class ReplicaBatch:
         event = np.minimum.reduce([finish, when, relief, slow, stop])
         ends = finish <= event
         moved = np.where(ends, rest, (event - now) * pace)
-        self.ledger[i, ledger.VARIATION] += event - now - moved
+        # At full pace the difference of two clocks is dust.
+        self.ledger[i, ledger.VARIATION] += np.where(pace == 1.0, 0.0, event - now - moved)
         self.place[i] = np.where(ends, end, self.place[i] + moved)
         self.time[i] = event
         failed: Bools = ~ends & (when <= event)
