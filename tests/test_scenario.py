@@ -253,6 +253,15 @@ def test_a_table_that_a_change_misspells_is_blamed_on_the_change(changes):
         scenario.load("ddp_gpt2_xl_2x8_a100", changes)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "missing"), [("campaign.tokens", 1e11, "failures"), ("model.adapter.rank", 16, "target_modules")]
+)
+def test_what_a_table_that_a_change_begins_lacks_is_blamed_on_the_change(key, value, missing):
+    """It was said of the file, which has no such table."""
+    with pytest.raises(ScenarioError, match=f"^changes {key}: beside it, missing field '{missing}'; a table here"):
+        scenario.load("ddp_gpt2_xl_2x8_a100", {key: value})
+
+
 def test_a_table_of_set_that_is_misspelt_names_the_option(clustersim):
     done = clustersim("run", "ddp_gpt2_xl_2x8_a100", "--set", "clustr.nodes=2")
     assert done.returncode == 2

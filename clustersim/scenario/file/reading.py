@@ -248,6 +248,10 @@ def _explain(message: str, table: Table, struct: type, file: str, root: str, cha
             return ScenarioError(f"{source_of(changed_key)}: {wrong} (at {root}{path})")
     elif match := re.fullmatch(r"Object missing required field `(.*)`", problem):
         wrong = f"missing field {match.group(1)!r}; a table here holds {', '.join(fields_of(kind) or ['nothing'])}"
+        table_at = f"{root}{path}".removeprefix("$.")
+        of_table = [key for key in changed if key.startswith(f"{table_at}.")]
+        if of_table and {key.removeprefix(f"{table_at}.").partition(".")[0] for key in of_table} == {*value}:
+            return ScenarioError(f"{source_of(of_table[0])}: beside it, {wrong} (at {root}{path})")
     elif problem.startswith("Invalid enum value"):
         wrong = f"{shown(value)} is not a choice; {nearest(str(value), choices_of(kind))}"
     elif problem.startswith("Expected"):
