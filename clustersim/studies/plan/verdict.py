@@ -321,7 +321,7 @@ def left_over(searched: SearchResult) -> str:
         return f"{sentence}; by their bounds none is faster than the best on as many GPUs"
     return (
         f"{sentence}: by its bound the best of them, {option.candidate.label(searched.common)} on "
-        f"{option.candidate.gpus:,} GPUs, could be {gain:.0%} faster than the best that was, at most"
+        f"{option.candidate.gpus:,} GPUs, could be {gain:.0%} faster than the best that was on as many, at most"
     )
 
 
