@@ -75,6 +75,24 @@ def plan(**changes):
     return from_table(PLAN | changes)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({"kind": "fdsp"}, r"unknown strategy 'fdsp'; did you mean 'fsdp'\? \(at \$.try.strategies\[1\].kind\)"),
+        ({}, r"missing field 'kind'; .*\(at \$.try.strategies\[1\].kind\)"),
+        (
+            {"kind": "ddp", "buket_cap_mb": 3},
+            r"'buket_cap_mb' = 3; did you mean 'bucket_cap_mb'\? \(at \$.try.strategies\[1\]",
+        ),
+        ({"kind": "ddp", "tensor_model_parallel_size": 2}, r"write try.parallel.tp \(at \$.try.strategies\[1\]"),
+    ],
+)
+def test_a_kind_or_a_knob_that_there_is_not_is_refused_where_it_is_written(strategy, words):
+    """A misspelt knob was a plan of which nothing works, with exit status 0; a kind was refused at $.strategy.kind."""
+    with pytest.raises(ScenarioError, match=rf"^plan.toml: .*{words}"):
+        plan(**{"try": PLAN["try"] | {"strategies": [{"kind": "ddp"}, strategy]}})
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plan")

@@ -58,9 +58,9 @@ def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple
     ]
     rows = [*answer.front, *others]
     if place > len(rows):
-        beside = f" and {len(others)} others were run" if others else ""
         raise ScenarioError(
-            f"{file}: the front has {len(answer.front)} options{beside}, so there is no {place} (at --option)"
+            f"{file}: there is no {place}: options 1 to {len(rows)} were run, the first {len(answer.front)} of them on "
+            f"the front (at --option)"
         )
     row = rows[place - 1]
     return from_table(row.scenario, os.path.normpath(folder / row.path), changes), row.option

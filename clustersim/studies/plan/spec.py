@@ -52,11 +52,16 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.texts import fields_of, shown
 from clustersim.core.units import Seconds, quantity
 from clustersim.scenario.file.campaign_schema import CampaignTable
 from clustersim.scenario.file.reading import Table, convert, place, read_toml, shipped_or_file
 from clustersim.scenario.file.schema import Positive
 from clustersim.studies.campaign.causes import failures_of
+from clustersim.studies.plan.knobs import OWN_PARALLEL
+from clustersim.training.parallel.names import field_for
+from clustersim.training.strategies import STRATEGIES
 
 RECIPE = ("dtype", "implementation", "attention", "float8_recipe")
 """Fields of ``[model]`` that ``[try.recipe]`` may have: how a model is computed, never which."""
@@ -207,7 +212,30 @@ def from_table(table: Table, path: str | Path = "plan.toml") -> PlanFile:
     if isinstance(campaign, dict) and isinstance(limits, dict) and not {"tokens", "steps", "duration"} & set(campaign):
         table = table | {"campaign": campaign | {"tokens": limits.get("tokens")}}
     read = convert(table, PlanFile, str(path), dec_hook=quantity)
+    for place_in_list, strategy in enumerate(read.tried.strategies):
+        _check_knobs(strategy, f"$.try.strategies[{place_in_list}]", path)
     if read.campaign is not None:
         with place(str(path), "$.campaign", ()):
             failures_of(read.campaign)
     return read
+
+
+def _check_knobs(strategy: Table, field: str, path: str | Path) -> None:
+    """Raise :class:`ScenarioError` where a table of ``[[try.strategies]]`` has a kind or a knob that there is not: no
+    option could be run with it."""
+    kinds = strategy.get("kind")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in STRATEGIES:
+            problem = "missing field 'kind'" if kind is None else f"unknown strategy {shown(kind)}"
+            raise ScenarioError(f"{path}: {problem}; {nearest(str(kind), STRATEGIES)} (at {field}.kind)")
+    known = {name for kind in kinds for name in ("kind", *fields_of(STRATEGIES[kind].config))}
+    for name, value in strategy.items():
+        if name not in {*known, OWN_PARALLEL}:
+            home = field_for(name) or ""
+            near = (
+                f"it belongs in a table of its own: write try.{home}"
+                if home.startswith("parallel.")
+                else nearest(name, known)
+            )
+            raise ScenarioError(f"{path}: unknown field {shown(name)} = {shown(value)}; {near} (at {field}.{name})")
