@@ -698,7 +698,7 @@ def test_an_option_of_a_plans_front_is_written(clustersim, tmp_path):
     assert (done.returncode, "--num-layers 80" in done.stdout) == (0, True)
     assert "not written, as no scenario has them: data, tokenizer, " in done.stderr  # the script alone does not start
     wrong = clustersim("export-config", tmp_path, "--to", "megatron", "--option", "3")
-    assert (wrong.returncode, "has 2 options" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "there is no 3: options 1 to 2 " in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -323,5 +323,5 @@ def test_what_was_run_beside_the_front_of_a_plan_has_numbers_behind_it(tmp_path,
     assert name == others[0]["option"]
     assert scenario.file.strategy["kind"] in name
     assert scenario.program().roles
-    with pytest.raises(ScenarioError, match="others were run, so there is no 99"):
+    with pytest.raises(ScenarioError, match="there is no 99: options 1 to "):
         option_of(tmp_path / "out", 99)
