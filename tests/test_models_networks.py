@@ -6,7 +6,7 @@ import pytest
 from kernel_times import kernel_time
 
 from clustersim.core.device import device
-from clustersim.core.model import Kernel
+from clustersim.core.model import Kernel, Model
 from clustersim.model import catalog, model
 from clustersim.model.audio import waveglow
 from clustersim.model.fastpitch import fastpitch
@@ -37,6 +37,16 @@ SEQ2SEQ = {
 @pytest.mark.parametrize(("name", "parameters"), SEQ2SEQ.items())
 def test_encoder_decoders_have_the_parameters_of_their_checkpoints(name: str, parameters: int) -> None:
     assert model(name).parameters == parameters
+
+
+def test_a_t5_has_its_scores_in_memory_unless_asked() -> None:
+    """transformers' T5 has no fused attention, so that its bias is added to scores in memory."""
+
+    def scores(made: Model) -> bool:
+        return any(kernel.name == "scores" for layer in made.layers for kernel in layer.kernels)
+
+    assert [scores(model("t5-small")), scores(model("t5-small", attention="flash"))] == [True, False]
+    assert [scores(model("bart-base")), scores(model("bart-base", attention="eager"))] == [False, True]
 
 
 def test_a_name_means_one_model() -> None:

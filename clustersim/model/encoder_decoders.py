@@ -138,7 +138,8 @@ def _plain(c: Config, style: Style, options: Table) -> Pair:
 
 
 def _relative(c: Config, style: Style, options: Table) -> Pair:
-    """T5's kin."""
+    """T5's kin, whose class has no attention but the one with scores in memory (modeling_t5.py of transformers)."""
+    options = {"attention": "eager"} | options
     source, target = _lengths(c, options, 512)
     words = c.text("feed_forward_proj", "relu").split("-")
     if words[-1] not in {"relu", "gelu"} or len(words) > 2 or words[0] not in {"gated", words[-1]}:
