@@ -44,6 +44,15 @@ def test_a_new_file_is_ready_and_never_replaces_one(clustersim, tmp_path, kind):
     assert file.read_text() == text
 
 
+@pytest.mark.parametrize(("model", "attention"), [("t5-small", "eager"), ("whisper-tiny", "flash"), ("gpt2", "flash")])
+def test_a_new_file_has_attention_that_the_models_class_has(clustersim, tmp_path, model, attention):
+    """T5's kin add a bias of positions to scores in memory."""
+    for kind in ("scenario", "plan"):
+        file = tmp_path / f"{kind}.toml"
+        assert clustersim("new", kind, file, "--gpu", "H100", "--model", model).returncode == 0
+        assert re.search(r'^attention = "(\w+)"', file.read_text(), re.MULTILINE)[1] == attention
+
+
 @pytest.mark.parametrize("kind", [*COMMANDS, "device"])
 def test_out_names_the_file_as_the_argument_does(clustersim, tmp_path, kind):
     words = COMMANDS.get(kind, ())

@@ -222,6 +222,8 @@ def kernels(shape: ModelShape | None, *, fused: bool = True) -> str:
         others = 'implementation = "fused"     # torch.compile or Transformer Engine; "eager" is op by op\n'
     else:
         others = '# implementation = "fused"   # with torch.compile; without it all others are op by op\n'
+    if shape.biased:  # T5's class has no other
+        return 'attention = "eager"          # scores in memory, to which positions are added\n' + others
     return 'attention = "flash"          # one kernel, scores never in memory\n' + others
 
 

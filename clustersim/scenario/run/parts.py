@@ -162,7 +162,8 @@ def shape_of(scenario: Scenario) -> ModelShape:
     transformer = transformer_of(scenario)
     if transformer is None:
         layers = model.n_blocks or len(model.layers)
-        return ModelShape(layers, model.seq_len, model.hidden, model.heads, model.heads)
+        biased = any("relative_attention_bias" in tensor.name for layer in model.layers for tensor in layer.tensors)
+        return ModelShape(layers, model.seq_len, model.hidden, model.heads, model.heads, biased=biased)
     experts = transformer.experts
     return ModelShape(
         transformer.layers,
@@ -378,8 +379,7 @@ def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, 
         holding=None if whole else scenario.strategy.holding(model, mesh, scenario.config),
         gpu=smallest_card(topology, mesh),
     )
-    use = memory(model, training)
-    use = replace(use, communicates=mesh.workers > 1)
+    use = replace(memory(model, training), communicates=mesh.workers > 1)
     return replace(use, context=0.0, communicates=False) if cores_of(topology, mesh) else use
 
 

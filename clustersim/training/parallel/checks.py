@@ -23,7 +23,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     layers : blocks. seq_len : tokens of a sample. hidden : width. heads, kv_heads : of queries, and of keys and values.
     kv_heads_of : of blocks that do not have ``kv_heads``.
     ffn : width of the dense MLP. experts : of a layer. moe_ffn : width of a routed one. shared_ffn : of the shared ones
-        together.
+        together. biased : a bias of relative positions is added to scores.
     """
 
     layers: int
@@ -36,6 +36,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     moe_ffn: int = 0
     shared_ffn: int = 0
     kv_heads_of: tuple[int, ...] = ()
+    biased: bool = False
 
 
 def padded_vocab(vocab: int, divisible_by: int, tp: int) -> int:
