@@ -110,7 +110,9 @@ def collectives(rows: Sequence[PredictedRow], well_known: Collection[str]) -> Co
 
     A width is that of its size times what its traits widen it by. What few operators show says little, so a
     trait's factor that narrows is drawn to 1 by :data:`DOUBT` operators that would show nothing; one that widens is
-    not, since a range must not be narrower than what was seen. ``well_known`` : transports apart.
+    not, since a range must not be narrower than what was seen. The width of a size is what holds its share of one
+    operator more: the k-th smallest of n holds k / (n + 1) of others, and stands at (k - 1/2) / n of its own kind.
+    ``well_known`` : transports apart.
     """
     of_rows = [traits_of(row, well_known) for row in rows]
     far = [(operator(row), abs(1.0 / (1.0 + row.rel_error) - 1.0)) for row in rows]
@@ -120,7 +122,8 @@ def collectives(rows: Sequence[PredictedRow], well_known: Collection[str]) -> Co
     for size in map(size_class, SIZES):
         own = [i for i, other in enumerate(sizes_of) if other == size]
         scaled = [_scaled(far, own, [_product(of_rows[i], by) for i in own]) for by in times]
-        widths = (_width(groups, share) for groups, share in zip(scaled, SHARES, strict=True))
+        levels = (share + (share - 0.5) / len(groups) for groups, share in zip(scaled, SHARES, strict=True))
+        widths = (_width(groups, level) for groups, level in zip(scaled, levels, strict=True))
         shares = (coverage(groups)[i] for i, groups in enumerate(scaled))
         sizes[size] = Held(*widths, len(own), len(scaled[0]), *shares)
     return CollectiveRanges(sizes, times)

