@@ -49,6 +49,7 @@ def as_printed(text: str) -> tuple[str, list[str]]:
     notes: dict[str, None] = {}
 
     def printed(rows: Rows) -> list[str]:
+        """A table's lines; what was taken for it is kept."""
         lines, taken = _table(rows)
         notes.update(dict.fromkeys(taken))
         return lines
