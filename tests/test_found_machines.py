@@ -214,15 +214,6 @@ def test_rocm_smi_says_what_joins_gpus_and_the_board_how_fast(tmp_path: Path):
         made(tmp_path, rocm("XGMI").replace("XGMI", "?", 1), gpu="MI300X")
 
 
-def test_a_hive_whose_pairs_are_not_all_joined_is_the_shipped_one(tmp_path: Path):
-    """AMD's tools tell xGMI of every pair of a hive (ROCm/rocm-systems issue 5763): it was refused."""
-    machine = made(tmp_path, rocm("XGMI"), gpu="MI250X", nics=(4, 200))
-    shipped = fabrics.load("frontier-mi250x")
-    counts = [sum(kind == "xgmi" for kind in each.link_kinds) for each in (machine, shipped)]
-    assert counts[0] == counts[1]
-    assert any("frontier-mi250x" in line and "which pairs have none" in line for line in machine.assumed)
-
-
 SLOT = 'type="Bridge" bridge_type="1-1" pci_type="0604 [8086:352a]" pci_link_speed="63.015385"'
 NIC = '<object type="PCIDev" pci_busid="0:18:0" pci_type="0207 [15b3:1021]" pci_link_speed="63.015385">'
 NIC += '<object type="OSDev" name="mlx5_0" osdev_type="3"/></object>'

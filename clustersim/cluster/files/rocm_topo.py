@@ -2,9 +2,8 @@
 reader makes the file.
 
 They say of two GPUs whether xGMI or PCIe joins them, and the first the NUMA node of each GPU; not which GPUs these are,
-which ``--gpu`` does, how many xGMI links a pair has (of a hive they tell xGMI of every pair, also of one that others
-join: ROCm/rocm-systems issue 5763), nor what NICs there are (``--nics``): xGMI is then that of the shipped machine, as
-said.
+which ``--gpu`` does, how many xGMI links a pair has, nor what NICs there are (``--nics``): xGMI is then that of the
+shipped machine, as said.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
     pairs = [f"{a}-{b}" for a, row in enumerate(types) for b, word in enumerate(row) if word == "XGMI" and a < b]
     joined = bool(pairs)
     root.set("joins", " ".join(pairs))
-    root.set("left", "does not say how many xGMI links a pair has, and which pairs have none of their own")
+    root.set("left", "does not say how many xGMI links a pair has")
     cpus: dict[str, ET.Element] = {}
     speed = "16.0" if kind.name.startswith(_GENERATION_4) else "32.0"
     link = {"link_speed": f"{speed} GT/s PCIe", "link_width": "16"}

@@ -217,7 +217,8 @@ class XmlMachine:
         kind = self.kind
         joined = {name for *ends, word, _ in self.links if word in boards.WIRES for name in ends}
         wire = "xGMI" if kind.amd else "NVLink"
-        if joined and (alone := [name for name, _ in self.gpus.values() if name not in joined]):
+        alone = [name for name, _ in self.gpus.values() if name not in joined]
+        if joined and alone:
             self.assumed.append(
                 f"{errors.few(alone, 3)}: no {wire} joins it to another GPU, as the file has it; is it down?"
             )
@@ -230,9 +231,8 @@ class XmlMachine:
             )
             return
         board = boards.board(kind.name, len(self.gpus))
-        own = {f"{a}-{b}" for a, b, _ in board.pairs} if board is not None else set()
-        if own and own < set(self.joins) and len(self.joins) < len(self.gpus) * (len(self.gpus) - 1) // 2:
-            board = None  # joined otherwise, and no hive, of which each pair is told, also one that others join
+        if board is not None and not board.switched and {f"{a}-{b}" for a, b, _ in board.pairs} < set(self.joins):
+            board = None  # joined otherwise
         if board is None:
             if "PCIe" in kind.name or "RTX" in kind.name:
                 self.assumed.append(f"no {wire} bridge joins the GPUs: the file has the PCI tree alone")
@@ -241,7 +241,8 @@ class XmlMachine:
                 f"{self.path}: {self.left}, and no shipped machine says how {len(self.gpus)} {kind.name} "
                 f"are joined by {wire}; give what NCCL_TOPO_DUMP_FILE writes on the machine"
             )
-        if missing := sorted(own.difference(self.joins or own)):
+        missing = [f"{a}-{b}" for a, b, _ in board.pairs if self.joins and f"{a}-{b}" not in self.joins]
+        if missing:
             raise TopologyError(
                 f"{self.path}: {wire} joins {len(board.pairs)} pairs of GPUs of {board.name}, and here not "
                 f"{missing[0]} and others, {len(missing)} in all; give what NCCL_TOPO_DUMP_FILE writes on the machine"
