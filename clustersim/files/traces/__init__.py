@@ -295,7 +295,7 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
             return _as_far(_beside_table(answer, empty), files_given)
         empty = empty or answer  # a table's header without rows may be a few words in a log of another kind
     if empty is not None:
-        return empty
+        return _as_far(empty, files_given)
     refusal = _mixed(alike) or _refusal(files_given[0], refused)
     if "cut off" not in str(refusal) and any(map(files.is_cut, files_given)):
         raise TraceError(f"{refusal}; the file is cut off")
