@@ -211,16 +211,21 @@ def planner_of(rng: Random, n: int) -> Any:
     return planner
 
 
+def is_as_the_oracle_plays_it(kind: str, program: Program, rng: Random) -> None:
+    """Hold a program, on a star with a planner that ``rng`` draws, to what the oracle plays."""
+    topology = toy.star(program.world_size)
+    planner = planner_of(rng, program.world_size)
+    case = random_programs.Case(kind, program, topology, toy.mesh(topology), planner, {"planner": planner})
+    result = equality.compare(case)
+    assert not result.failed
+    assert not result.wrong
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_random_stages_are_as_the_oracle_plays_them(seed: int) -> None:
     rng = Random(seed)
     program, _ = forked(rng)
-    topology = toy.star(program.world_size)
-    planner = planner_of(rng, program.world_size)
-    case = random_programs.Case("stretches", program, topology, toy.mesh(topology), planner, {"planner": planner})
-    result = equality.compare(case)
-    assert not result.failed
-    assert not result.wrong
+    is_as_the_oracle_plays_it("stretches", program, rng)
 
 
 def test_many_of_the_random_stages_have_stretches() -> None:
@@ -276,13 +281,7 @@ def called(rng: Random) -> Program:
 @pytest.mark.parametrize("seed", range(120))
 def test_random_stages_that_hosts_call_are_as_the_oracle_plays_them(seed: int) -> None:
     rng = Random(seed)
-    program = called(rng)
-    topology = toy.star(program.world_size)
-    planner = planner_of(rng, program.world_size)
-    case = random_programs.Case("calls", program, topology, toy.mesh(topology), planner, {"planner": planner})
-    result = equality.compare(case)
-    assert not result.failed
-    assert not result.wrong
+    is_as_the_oracle_plays_it("calls", called(rng), rng)
 
 
 def test_many_of_the_stages_that_hosts_call_have_stretches_that_ranks_begin_one_by_one() -> None:
